@@ -33,6 +33,10 @@ _FOLDABLE = frozenset(
         *(aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor),
     )
 )
+# Indices by which the values of a weight are ordered.
+_COUNTED = frozenset(
+    (aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default)
+)
 # Large enough for the parameters of big weights in small groups, too small for weights.
 _LIMIT = 1 << 22
 # Bounds the recursion, which rules start at every scale and zero point that they look at.
@@ -88,10 +92,11 @@ def operands_first(node: Node) -> Iterator[Node]:
 def is_constant_expression(node: Node) -> bool:
     """Whether ``node`` depends only on constants: a weight, however it is computed.
 
-    The search is bounded; a larger expression does not count as a weight.
+    Indices that the graph counts itself may take part. The search is bounded; a larger expression
+    does not count as a weight.
     """
     seen: set[Node] = set()
-    stack = [node]
+    stack, found = [node], False
     while stack:
         top = stack.pop()
         if top in seen:
@@ -102,10 +107,13 @@ def is_constant_expression(node: Node) -> bool:
         if top.op == "get_attr":
             if constant_of(top) is None:
                 return False
+            found = True
+        elif top.op == "call_function" and overload_of(top) in _COUNTED and not top.all_input_nodes:
+            continue
         elif top.op != "call_function" or not top.all_input_nodes:
             return False
         stack.extend(top.all_input_nodes)
-    return True
+    return found
 
 
 def number_of(value: object) -> int | float | None:

@@ -27,6 +27,7 @@ from qfuse.normalize.aten.qdq.clamp_zero_point import ClampZeroPoint
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
+from qfuse.normalize.aten.qdq.float_zero_point import FloatZero
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.aten.qdq.fold_integers import FoldIntegers
 from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
@@ -74,6 +75,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Quantization written as arithmetic.
     ImportFakeQuantize,
     ContractScale,
+    FloatZero,
     NarrowIntegers,
     InverseScale,
     ScaleOfProduct,

@@ -245,3 +245,47 @@ def test_gptq_runs_on_a_weight_only_kernel(
         else {"rtol": 1e-4, "atol": 1e-4}
     )
     torch.testing.assert_close(fast(x), model(x), **tolerance)
+
+
+def _spread(b: GraphBuilder, node: Node, how: str) -> Node:
+    if how == "repeat":
+        return b.call(aten.repeat_interleave.self_int, node, GROUP, 1)
+    split = b.call(aten.unsqueeze.default, node, 2)
+    split = b.call(aten.expand.default, split, [N, K // GROUP, GROUP])
+    return b.call(aten.reshape.default, split, [N, K])
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("how", ["repeat", "expand"])
+@pytest.mark.parametrize("zero", ["number", "float", "sum", "floats"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zero_points_that_are_numbers_or_whole_floats(
+    how: str, zero: str, dtype: torch.dtype
+) -> None:
+    b = GraphBuilder()
+    q = b.const("q", torch.randint(0, 16, (N, K), dtype=torch.uint8))
+    s = _spread(b, b.const("s", scales(N, K // GROUP).to(dtype)), how)
+    real = b.call(aten._to_copy.default, q, dtype=dtype)
+    if zero == "sum":
+        real = b.call(aten.add.Tensor, real, -8)
+    else:
+        points = b.const("z", torch.randint(3, 12, (N, K // GROUP)).to(dtype))
+        other = {"number": 8, "float": 8.0}.get(zero) or _spread(b, points, how)
+        real = b.call(aten.sub.Tensor, real, other)
+    w = b.call(aten.mul.Tensor, s, real)
+    program = finish(b, b.call(aten.linear.default, b.arg("x", dtype, 3, K), w))
+    x = torch.randn(3, K).to(dtype)
+
+    fired = assert_same_values(program, [x], ContractScale(), exact=True).fired
+    assert fired == {"contract-scale": 1}
+
+
+def test_refuses_zero_points_that_are_not_finite() -> None:
+    b = GraphBuilder()
+    q = b.const("q", torch.randint(0, 16, (N, K), dtype=torch.uint8))
+    zeros = torch.full((N, K // GROUP), torch.inf)
+    real = b.call(aten._to_copy.default, q, dtype=torch.float32)
+    real = b.call(aten.sub.Tensor, real, _spread(b, b.const("z", zeros), "repeat"))
+    s = _spread(b, b.const("s", scales(N, K // GROUP)), "repeat")
+    program = finish(b, b.call(aten.mul.Tensor, real, s), b.arg("x", torch.float32, 1))
+    assert refusal(program, ContractScale())[0] is MissCode.ZERO_POINT

@@ -11,6 +11,7 @@ from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.convolution import CONVOLUTIONS, Convolution, as_convolution
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
@@ -86,7 +87,7 @@ def refuse_cast_weight(
     """Refuse anything but a cast of constant values of one of ``dtypes``."""
     if stored.views:
         return Miss(MissCode.PATTERN, weight, "the cast weight is reshaped")
-    if moved_constant(stored.q) is None:
+    if moved_constant(stored.q) is None and not is_constant_expression(stored.q):
         return Miss(MissCode.NOT_CONSTANT, stored.q, "the cast weight is computed at run time")
     if dtype_of(stored.q) not in dtypes:
         return Miss(MissCode.DTYPE, stored.q, "the weight is {}", dtype_name(dtype_of(stored.q)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.graph.schema import is_call
@@ -26,6 +27,9 @@ _MATRIX = 2
 _LEAST_GROUP = 8
 # The elements of a line by which lines are sorted.
 _KEYS = 256
+Zero = Node | torch.Tensor | None
+"""What is subtracted from integers: a node, or a number."""
+
 _PRODUCTS = (aten.mm.default, aten.matmul.default, aten.linear.default, aten.addmm.default)
 _TURNS = (aten.t.default, aten.transpose.int, aten.permute.default)
 
@@ -39,7 +43,7 @@ class ExpandedScale:
         home: The integers, as they are computed.
         values: The quantized values, in the order of the groups.
         scale: One entry per block.
-        zero: One integer per block, or ``None``.
+        zero: One zero point per block, of any dtype, or ``None``.
         block: The block of a group.
         order: For every index of the axis, where it is among the values; ``None`` if in order.
         axis: The axis whose order differs.
@@ -64,7 +68,7 @@ def read_expanded(node: Node) -> ExpandedScale | Miss:
         )
     integers, zero, scale = given[0]
     known = [evaluated(part) for part in (integers, scale)]
-    shift = None if zero is None else evaluated(zero)
+    shift = evaluated(zero) if isinstance(zero, Node) else zero
     if any(v is None or not has_values(v) for v in known) or (shift is None) != (zero is None):
         return Miss(MissCode.NO_VALUES, node, "its values are not known", progress=0)
     values, factor = (v for v in known if v is not None)
@@ -72,13 +76,15 @@ def read_expanded(node: Node) -> ExpandedScale | Miss:
     if not values.numel() or not bool((factor.isfinite() & (factor >= 0)).all()):
         return Miss(MissCode.RANGE, scale, "the factor is infinite, NaN or negative, so no scale")
     zeros = None if shift is None else shift.expand(shape)
+    if zeros is not None and not bool(zeros.isfinite().all()):
+        return Miss(MissCode.ZERO_POINT, integers, "a zero point is infinite or NaN")
     stored = _stored(values, zeros)
     if stored is None:
         return Miss(MissCode.RANGE, integers, "its integers do not fit in 8 bits")
     return _grouped(node, integers, stored, factor.expand(shape), zeros)
 
 
-def _parts(node: Node) -> Iterator[tuple[Node, Node | None, Node]]:
+def _parts(node: Node) -> Iterator[tuple[Node, Zero, Node]]:
     """Yield integers, their zero point and the scale that ``node`` multiplies."""
     if not is_call(node, aten.mul.Tensor) or dtype_of(node) not in COMPUTE_DTYPES:
         return
@@ -96,20 +102,32 @@ def _parts(node: Node) -> Iterator[tuple[Node, Node | None, Node]]:
             yield (*found, scale)
 
 
-def _integers(value: Node) -> tuple[Node, Node | None] | None:
+def _integers(value: Node) -> tuple[Node, Zero] | None:
     """Return the integers behind casts, and what is subtracted from them."""
     node = _uncast(value)
-    if is_call(node, aten.sub.Tensor):
+    if is_call(node, aten.sub.Tensor, aten.add.Tensor):
         a = arguments(node)
-        if not is_tensor(a["self"]) or not is_tensor(a["other"]) or a["alpha"] != 1:
+        zero = _zero(node, a["other"])
+        if not is_tensor(a["self"]) or zero is None or a["alpha"] != 1:
             return None
-        one, zero = _uncast(a["self"]), _uncast(a["other"])
+        one = _uncast(a["self"])
         # A difference in 8 bits wraps, and one of a broadcast value has another shape.
         wide = dtype_of(node) not in BYTES and same_shape(shape_of(one), shape_of(node))
-        whole = _is_integer(one) and _is_integer(zero)
-        if wide and whole:
+        if wide and _is_integer(one):
             return one, zero
     return (node, None) if _is_integer(node) else None
+
+
+def _zero(node: Node, other: Argument) -> Zero:
+    """Return what a difference subtracts, or a sum adds, as a zero point."""
+    adds = is_call(node, aten.add.Tensor)
+    if isinstance(other, (int, float)) and not isinstance(other, bool):
+        return torch.tensor(float(-other if adds else other))
+    if adds or not is_tensor(other):
+        return None
+    zero = _uncast(other)
+    # A cast to a narrower dtype rounds what is no integer.
+    return zero if _is_integer(zero) else other
 
 
 def _uncast(node: Node) -> Node:
@@ -123,9 +141,14 @@ def _is_integer(node: Node) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
+def is_whole(zeros: torch.Tensor) -> bool:
+    """Whether all zero points are integers, of any dtype."""
+    return not zeros.is_floating_point() or bool((zeros == zeros.round()).all())
+
+
 def _stored(values: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor | None:
     """Return integers in the 8-bit dtype that holds them and their zero points."""
-    parts = [values] if zeros is None else [values, zeros]
+    parts = [values] if zeros is None or not is_whole(zeros) else [values, zeros]
     low, high = min(int(p.min()) for p in parts), max(int(p.max()) for p in parts)
     for dtype in BYTES:
         least, most = dtype_range(dtype)
@@ -187,7 +210,7 @@ def _with_steps(
     block = tuple(
         None if step == size else step for step, size in zip(steps, scale.shape, strict=True)
     )
-    zero = None if zeros is None else zeros[first].to(torch.int32).contiguous()
+    zero = None if zeros is None else zeros[first].contiguous()
     # Without a zero point a spec equals one that never had any, and symmetric kernels take it.
     zero = zero if zero is not None and bool(zero.any()) else None
     return ExpandedScale(node, home, values.contiguous(), scale[first].contiguous(), zero, block)
@@ -217,6 +240,13 @@ def _feeds_product(node: Node) -> bool:
 EXPANDED = Capture[ExpandedScale]("expanded")
 
 
+def _read_whole(node: Node) -> ExpandedScale | Miss:
+    found = read_expanded(node)
+    if isinstance(found, ExpandedScale) and found.zero is not None and not is_whole(found.zero):
+        return Miss(MissCode.ZERO_POINT, node, "its zero points are no integers", progress=0)
+    return found
+
+
 class ContractScale(PatternRule):
     """``(q - z) * s`` whose scale and zero point are repeated per element becomes ``dequantize``.
 
@@ -228,7 +258,8 @@ class ContractScale(PatternRule):
 
         const q int8 [K, N], s [K/g, N], z [K/g, N] -> qfuse.dequantize, blocks of g
 
-    By ``repeat_interleave``, or by indices, as GPTQ stores the group of every input feature. If
+    By ``repeat_interleave``, by views of an ``expand``, or by indices, as GPTQ stores the group of
+    every input feature. A zero point may be a number, or hold integers as floats. If
     the groups are not in order (``act-order``), the values are sorted, and an ``index_select``
     restores their order; ``permute-features`` moves it to the activation.
 
@@ -240,7 +271,7 @@ class ContractScale(PatternRule):
 
     name = "contract-scale"
     exactness = Exactness.EXACT
-    pattern = op(aten.mul.Tensor, V("one"), V("other")).given(let(EXPANDED, read_expanded)).core()
+    pattern = op(aten.mul.Tensor, V("one"), V("other")).given(let(EXPANDED, _read_whole)).core()
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Add the constants, the dequantize, and the order."""
@@ -251,7 +282,9 @@ class ContractScale(PatternRule):
         spec = QuantSpec(dtype, *dtype_range(dtype), found.block, real, Arithmetic(compute))
         q = derived(rw, found.home, found.values, "stored")
         scale = derived(rw, found.home, found.scale, "scale")
-        zero = None if found.zero is None else derived(rw, found.home, found.zero, "zero_point")
+        zero = None
+        if found.zero is not None:
+            zero = derived(rw, found.home, found.zero.to(torch.int32), "zero_point")
         y = rw.call(ops.dequantize, q, scale, zero, str(spec))
         if found.order is not None:
             order = derived(rw, found.home, found.order, "order")
