@@ -10,6 +10,7 @@ from qfuse.normalize.importers.library.int8pack import NormalizeInt8PackMm
 from qfuse.normalize.importers.library.onednn_convolution import NormalizeOnednnConvolution
 from qfuse.normalize.importers.library.onednn_linear import NormalizeOnednnLinear
 from qfuse.normalize.importers.library.scaled_mm import NormalizeScaledMm
+from qfuse.normalize.importers.library.scaled_mm_v2 import NormalizeScaledMmV2
 from qfuse.rewrite.rule import Rule
 
 _GROUPED = "its rows are split between several weights at run time"
@@ -20,6 +21,7 @@ def _rules() -> list[Rule[Any]]:
         NormalizeInt8PackMm(),
         NormalizeInt4PackMm(),
         NormalizeScaledMm(),
+        NormalizeScaledMmV2(),
         NormalizeOnednnLinear(),
         NormalizeOnednnConvolution(),
     ]
@@ -33,7 +35,7 @@ LIBRARY = Dialect(
         "aten::_weight_int8pack_mm": "its operands have no canonical form",
         "aten::_weight_int4pack_mm_for_cpu": "its operands have no canonical form",
         "aten::_scaled_mm": "its operands have no canonical form",
-        "aten::_scaled_mm_v2": "its scales are in recipes, which qfuse does not read",
+        "aten::_scaled_mm_v2": "its operands have no canonical form",
         "aten::_scaled_grouped_mm": _GROUPED,
         "aten::_dyn_quant_matmul_4bit": (
             "it rounds activations half away from zero, which no canonical quantize does"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.ops.constants import is_constant_expression
@@ -54,6 +55,18 @@ class ScaledSite:
     bias: Node | None
 
 
+@dataclass(frozen=True, slots=True)
+class ScaledOperands:
+    """The operands of a product of two float8 matrices, and the argument that is its dtype."""
+
+    x: Node
+    weight: Node
+    x_scale: Node
+    weight_scale: Node
+    bias: Argument
+    out_dtype: Argument
+
+
 class NormalizeScaledMm(ProductRule[ScaledSite]):
     """``_scaled_mm(x, weight, scale_x, scale_weight, bias)`` becomes a float32 linear and a cast.
 
@@ -68,17 +81,9 @@ class NormalizeScaledMm(ProductRule[ScaledSite]):
     def read(self, node: Node) -> ScaledSite:
         """View a call."""
         a = known_arguments(node, _KNOWN)
-        x, weight = node_of(a["self"]), node_of(a["mat2"])
-        check_dtype(node, "left factor", dtype_of(x), _FLOAT8)
-        check_dtype(node, "right factor", dtype_of(weight), _FLOAT8)
-        check_dtype(node, "result", dtype_argument(a["out_dtype"], dtype_of(x)), FLOATS)
-        if not is_constant_expression(weight):
-            raise RefusedError(MissCode.NOT_CONSTANT, weight, "its right factor is not a constant")
-        bias = optional_node(a["bias"])
-        check_feature_bias(node, bias, shape_of(weight)[1])
-        left = _encoding(node, x, node_of(a["scale_a"]), 0)
-        right = _encoding(node, weight, node_of(a["scale_b"]), 1)
-        return ScaledSite(node, left, right, bias)
+        factors = node_of(a["self"]), node_of(a["mat2"])
+        scales = node_of(a["scale_a"]), node_of(a["scale_b"])
+        return read_scaled(node, ScaledOperands(*factors, *scales, a["bias"], a["out_dtype"]))
 
     def rewrite(self, site: ScaledSite, rw: Rewriter) -> None:
         """Add two dequantizes, the linear, and the cast of its result."""
@@ -92,6 +97,25 @@ class NormalizeScaledMm(ProductRule[ScaledSite]):
         if dtype_of(site.node) is not torch.float32:
             y = rw.call(aten._to_copy.default, y, dtype=dtype_of(site.node))
         rw.replace(site.node, y)
+
+
+def read_scaled(node: Node, given: ScaledOperands) -> ScaledSite:
+    """View a call with these operands.
+
+    Raises:
+        RefusedError: See :class:`NormalizeScaledMm`.
+    """
+    x, weight = given.x, given.weight
+    check_dtype(node, "left factor", dtype_of(x), _FLOAT8)
+    check_dtype(node, "right factor", dtype_of(weight), _FLOAT8)
+    check_dtype(node, "result", dtype_argument(given.out_dtype, dtype_of(x)), FLOATS)
+    if not is_constant_expression(weight):
+        raise RefusedError(MissCode.NOT_CONSTANT, weight, "its right factor is not a constant")
+    bias = optional_node(given.bias)
+    check_feature_bias(node, bias, shape_of(weight)[1])
+    left = _encoding(node, x, given.x_scale, 0)
+    right = _encoding(node, weight, given.weight_scale, 1)
+    return ScaledSite(node, left, right, bias)
 
 
 def _encoding(node: Node, q: Node, scale: Node, axis: int) -> Encoding:
