@@ -16,10 +16,11 @@ from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.ops.matmul import as_fused_matmul
 from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.ops.softmax import as_softmax
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.batch_norm import expand_batch_norms
-from qfuse.lower.expand.describe import describe_problem, describe_rest, describe_rowwise
+from qfuse.lower.expand.describe import describe_node, describe_problem, describe_rest, describe_rowwise
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
@@ -124,6 +125,9 @@ class _Lowering:
             op = as_fused_norm(node) or as_activation(node)
             if op is not None:
                 self._lower_rowwise(op)
+            elif as_softmax(node) is not None:
+                why = "no kernel computes a softmax: it is compiled to loops with the ops around it"
+                self._report_expanded(node, describe_node(node), (), why)
         # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
         # After products, which multiply their sums by the factors of a norm.

@@ -34,6 +34,7 @@ from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.fuse.norm import FuseNormQuantize
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
+from qfuse.optimize.fuse.softmax import FuseSoftmaxQuantize
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -99,7 +100,11 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     *EPILOGUE_RULES,
 )
 
-RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
+RESULT_RULES: tuple[type[Rule[Any]], ...] = (
+    FuseNormQuantize,
+    FuseActivationQuantize,
+    FuseSoftmaxQuantize,
+)
 
 ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
 

@@ -215,6 +215,9 @@ def _others() -> Iterator[BackendCase]:
         "clamp": lambda b, x: b.call(aten.clamp.default, x, -0.5, 1.5),
         "cat": lambda b, x: b.call(aten.cat.default, [x, _other(b, x)], 1),
         "softmax": lambda b, x: b.call(aten.softmax.int, x, -1),
+        "masked softmax": lambda b, x: b.call(
+            aten.softmax.int, b.call(aten.add.Tensor, x, b.const("mask", torch.randn(9, 7))), -1
+        ),
         "view": lambda b, x: b.call(aten.view.default, x, [2, 8, 63, 1]),
         "layer_norm": lambda b, x: b.call(aten.layer_norm.default, x, [7]),
         "silu": lambda b, x: b.call(aten.silu.default, x),

@@ -45,6 +45,9 @@ Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -
 activation(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
 str epilogue, Tensor[] extras, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -> Tensor[]
+softmax(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
+Tensor? mask, str softmax, \
+Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -> Tensor[]
 """
 
 

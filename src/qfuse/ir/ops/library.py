@@ -19,6 +19,7 @@ from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.qdq import Choose, Dequantize, Quantize, Requantize
+from qfuse.ir.ops.softmax import Softmax
 from qfuse.ir.ops.views import result_of
 from qfuse.ir.quant.spec import QuantSpec
 
@@ -30,6 +31,7 @@ _FUSED: tuple[type[Op], ...] = (
     RmsNorm,
     LayerNorm,
     Activation,
+    Softmax,
 )
 _DECLARATIONS: dict[OpOverload, type[Op]] = {d.overload: d for d in (*_CANONICAL, *_FUSED)}
 
@@ -41,6 +43,7 @@ requantize = Requantize.overload
 linear, convolution = FusedLinear.overload, FusedConvolution.overload
 matmul = FusedMatmul.overload
 rms_norm, layer_norm, activation = RmsNorm.overload, LayerNorm.overload, Activation.overload
+softmax = Softmax.overload
 
 
 def declaration_of(op: OpOverload | None) -> type[Op] | None:

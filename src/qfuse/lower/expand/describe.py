@@ -12,7 +12,9 @@ from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import as_fused_norm
+from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.product import FusedProduct, as_fused_product
+from qfuse.ir.ops.softmax import as_softmax
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.block import is_per_input, rows_share_scale
 from qfuse.ir.quant.element import ScaleFormat
@@ -41,8 +43,12 @@ def describe_problem(problem: Problem) -> str:
 def describe_node(node: Node) -> str:
     """Describe a call: a fused op as for a kernel, any other op by its name."""
     product, rowwise = as_fused_product(node), as_fused_norm(node) or as_activation(node)
+    softmax = as_softmax(node)
     if product is not None:
         return _product(product)
+    if softmax is not None:
+        name = "softmax" if softmax.mask is None else "mask + softmax"
+        return f"{name}: {_quantizes(softmax.x, softmax.x_params, softmax.output)}"
     return op_name(node) if rowwise is None else describe_rowwise(rowwise)
 
 
@@ -66,12 +72,16 @@ def describe_rowwise(op: RowwiseOp) -> str:
     else:
         name = op_name(op.node).removeprefix("qfuse.")
         name = name if op.residual is None else f"add + {name}"
-    edge = _edge(op.x, op.x_params, rows=Granularity.PER_TOKEN)
-    text, spec = f"{name}: {edge}", op.output.spec
+    return f"{name}: {_quantizes(op.x, op.x_params, op.output)}"
+
+
+def _quantizes(x: Node, params: QuantParams | None, output: Output) -> str:
+    """Describe input and result: ``bfloat16 -> int8 per-token dynamic``."""
+    text, spec = _edge(x, params, rows=Granularity.PER_TOKEN), output.spec
     if spec is None:
         return text
-    granularity = granularity_of(spec, shape_of(op.x), Granularity.PER_TOKEN)
-    how = "" if op.output.choose is None else " dynamic"
+    granularity = granularity_of(spec, shape_of(x), Granularity.PER_TOKEN)
+    how = "" if output.choose is None else " dynamic"
     return f"{text} -> {stored_name(spec.dtype, spec.element)} {granularity}{how}"
 
 

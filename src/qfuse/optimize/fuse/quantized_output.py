@@ -14,6 +14,7 @@ from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import FusedNorm
 from qfuse.ir.ops.output import ExtraOutput, Output
 from qfuse.ir.ops.qdq import Choose, Quantize, as_choose, as_quantize
+from qfuse.ir.ops.softmax import Softmax
 from qfuse.ir.ops.views import result_of, shape_of, tensor_of
 from qfuse.ir.quant.block import block_text, same_grid
 from qfuse.ir.quant.choose import fixed_zero_point
@@ -145,7 +146,7 @@ def _is_format_of(dtype: torch.dtype, scale_format: ScaleFormat) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FuseQuantizeSite:
-    """A norm or an activation, and the quantize of its result.
+    """A norm, an activation or a softmax, and the quantize of its result.
 
     Attributes:
         fused: The fused op; its node is the quantize.
@@ -155,7 +156,7 @@ class FuseQuantizeSite:
         values: The op's (fake) results.
     """
 
-    fused: FusedNorm | Activation
+    fused: FusedNorm | Activation | Softmax
     result: QuantizedResult
     kept: tuple[ExtraValue, ...]
     point: Node
@@ -170,7 +171,7 @@ class FuseQuantizeSite:
 
 
 def fuse_site(
-    fused: FusedNorm | Activation, result: QuantizedResult, kept: tuple[ExtraValue, ...]
+    fused: FusedNorm | Activation | Softmax, result: QuantizedResult, kept: tuple[ExtraValue, ...]
 ) -> FuseQuantizeSite | Miss:
     """Return where the op is inserted, and its results.
 
