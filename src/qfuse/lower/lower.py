@@ -20,7 +20,12 @@ from qfuse.ir.ops.softmax import as_softmax
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.batch_norm import expand_batch_norms
-from qfuse.lower.expand.describe import describe_node, describe_problem, describe_rest, describe_rowwise
+from qfuse.lower.expand.describe import (
+    describe_node,
+    describe_problem,
+    describe_rest,
+    describe_rowwise,
+)
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products

@@ -265,6 +265,17 @@ def test_refuses_arguments_that_do_not_fit(index: int, value: str | None, word: 
         verify(program)
 
 
+def test_there_are_no_parameters_without_a_residual() -> None:
+    b = GraphBuilder()
+    x, scale = b.arg("x", F32, 2, 8), b.const("scale", torch.full((1, 1), 0.02))
+    params = QuantParams(QuantSpec(torch.int8, -128, 127, (None, None)), scale, None)
+    node = b.call(ops.rms_norm, *RmsNorm(x, x, None, None, None, None, PLAIN, Output()).call_args())
+    node.args = RmsNorm(x, x, None, None, params, None, PLAIN, Output()).call_args()
+    program = b.done(b.item(node, 0), stage=OptimizedGraph)
+    with pytest.raises(VerifyError, match="parameters of a residual"):
+        verify(program)
+
+
 @pytest.mark.parametrize(
     "steps", ["round(1,-,{})", "mul(0,1,-,{})", "add(0,1.0)", "cast(bfloat16)"]
 )

@@ -335,15 +335,6 @@ def test_there_is_no_sum_without_a_residual() -> None:
     assert_broken(with_args(program, ops.rms_norm, {4: None}), "rms_norm", "no sum to keep")
 
 
-def test_there_are_no_parameters_without_a_residual() -> None:
-    program = norm(frozenset(), residual=False)
-    verify(program)
-
-    (scale,) = (node for node in program.graph.nodes if node.name == "scale")
-    broken = with_args(program, ops.rms_norm, {5: scale, 7: str(SPEC)})
-    assert_broken(broken, "rms_norm", "parameters of a residual")
-
-
 def activation(steps: str, keep: frozenset[ExtraOutput]) -> StageGraph:
     """An activation whose first result is quantized."""
     b, x, scale = builder()

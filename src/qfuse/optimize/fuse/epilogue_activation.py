@@ -68,10 +68,10 @@ def _square_site(node: Node) -> ActivationSite | Miss:
     fused = open_product(source, node)
     if isinstance(fused, Miss):
         return fused
-    *steps, last = fused.epilogue.ops or (None,)
-    if last != Act("relu"):
-        text = "it squares a value that is no ReLU's"
+    steps = fused.epilogue.ops
+    if not steps or steps[-1] != Act("relu"):
+        text = "it squares a value that is not the result of a ReLU"
         return Miss(MissCode.PATTERN, node, text, progress=3)
     # The two are one op of the epilogue, so that kernels have one function for it.
-    before = replace(fused, epilogue=Epilogue(tuple(step for step in steps if step is not None)))
+    before = replace(fused, epilogue=Epilogue(steps[:-1]))
     return ActivationSite(before, node, Act("squared_relu"))

@@ -73,11 +73,12 @@ def _fused(
 ) -> FusedNorm:
     node = result.quantize.node
     x, residual = (norm.x, None) if added is None else added
-    other = (None, None) if residual is None else stored_edge(residual)
-    edges = (*stored_edge(x), *other)
+    x, params = stored_edge(x)
+    other, other_params = (None, None) if residual is None else stored_edge(residual)
     if norm.layer:
-        return LayerNorm(node, *edges, norm.weight, norm.bias, norm.spec, output)
-    return RmsNorm(node, *edges, norm.weight, norm.spec, output)
+        vectors = norm.weight, norm.bias
+        return LayerNorm(node, x, params, other, other_params, *vectors, norm.spec, output)
+    return RmsNorm(node, x, params, other, other_params, norm.weight, norm.spec, output)
 
 
 class FuseNormQuantize(PatternRule):

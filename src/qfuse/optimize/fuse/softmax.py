@@ -41,10 +41,14 @@ _SITE = Capture[FuseQuantizeSite]("site")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 X, AXIS, CALL = V("x", _FLOATS), Arg("axis"), Capture[Node]("call")
 
-_CALL = Either(
-    op(aten.softmax.int, X, AXIS, ANY),
-    op(aten._softmax.default, X, AXIS, Literal(value=False)),
-).core().named(CALL.label)
+_CALL = (
+    Either(
+        op(aten.softmax.int, X, AXIS, ANY),
+        op(aten._softmax.default, X, AXIS, Literal(value=False)),
+    )
+    .core()
+    .named(CALL.label)
+)
 _SOFTMAX = Maybe(Via(_CALL, FLOAT_CAST), _CALL)
 
 
@@ -59,7 +63,7 @@ class _Masked:
 
 
 def _masked(x: Node, user: Node) -> _Masked:
-    """View an input as scores and a mask, if nobody else uses the masked scores."""
+    """View an input as scores and a mask, if the masked scores have no other users."""
     if list(x.users) != [user] or not is_call(x, aten.add.Tensor, aten.masked_fill.Scalar):
         return _Masked(x)
     a = arguments(x)

@@ -44,7 +44,9 @@ def test_golden() -> None:
     source = model(5, 16, 32, torch.bfloat16, rowwise=True, bias=False)
     program = normalize(capture(source, (torch.ones(5, 32).to(torch.float8_e4m3fn),)))
     assert fired(program) == [NormalizeScaledMmV2.name]
-    assert_expected_inline(to_text(program.graph), """\
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
 %args_0: float8_e4m3fn[5, 32]
 const %w: float8_e4m3fn[16, 32]
 const %l: float32[5, 1]
@@ -53,7 +55,8 @@ const %r_t: float32[16, 1]
 %1 = qfuse.dequantize(%w, %r_t, None, 'float8_e4m3fn[-448,448] 1x* float32 float32:reciprocal:round-zp int'): float32[16, 32]
 %2 = aten.linear(%0, %1): float32[5, 16]
 %3 = aten._to_copy(%2, dtype=bfloat16): bfloat16[5, 16]
-return (%3)""")
+return (%3)""",
+    )
 
 
 @pytest.mark.numeric

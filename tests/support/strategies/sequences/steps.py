@@ -123,6 +123,34 @@ def _norm(g: SequenceGrower) -> None:
     g.add(y)
 
 
+def _between(g: SequenceGrower) -> None:
+    """A norm or a softmax between quantized values, as in static models."""
+    x = g.sequence(_wide)
+    if x is None:
+        return
+    x = quantized(g, x)
+    if not g.is_sequence(x):
+        return
+    if g.draw_bool():
+        size, real = g.features(x), g.real(x)
+        y = g.made(aten.layer_norm.default, x.node, [size], g.vector(size, real), None, 1e-5)
+    else:
+        y = _masked_softmax(g, x)
+    if g.is_sequence(y):
+        quantized(g, y)
+
+
+def _masked_softmax(g: SequenceGrower, x: Value) -> Value:
+    size, real = g.features(x), g.real(x)
+    kind, node = g.pick(["none", "added", "filled"]), x.node
+    if kind == "added":
+        node = g.call(aten.add.Tensor, node, g.vector(size, real))
+    elif kind == "filled":
+        bools = torch.rand(size, generator=g.random) > 0.6
+        node = g.call(aten.masked_fill.Scalar, node, g.b.const(g.name("mask"), bools), -1e4)
+    return g.made(aten.softmax.int, node, -1)
+
+
 def _act(g: SequenceGrower) -> None:
     x = g.sequence()
     if x is None:
@@ -275,5 +303,6 @@ _STEPS: list[Callable[[SequenceGrower], None]] = [
     _cat,
     _pool,
     _softmax,
+    _between,
     _quantize,
 ]

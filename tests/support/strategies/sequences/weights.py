@@ -94,6 +94,44 @@ def _grouped_by_hand(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> No
     return g.call(aten.view.default, w, [n, k])
 
 
+def _repeated_groups(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    """Scales per group that are repeated per element, with every kind of zero point."""
+    group = _group_of(g, k)
+    grid = (n, k // group)
+    by_expand = g.draw_bool()
+
+    def spread(param: Node) -> Node:
+        if not by_expand:
+            return g.call(aten.repeat_interleave.self_int, param, group, 1)
+        split = g.call(aten.unsqueeze.default, param, -1)
+        split = g.call(aten.expand.default, split, [n, k // group, group])
+        return g.call(aten.reshape.default, split, [n, k])
+
+    w = g.call(aten._to_copy.default, values(g, n, k, low=0, high=15), dtype=real)
+    kind = g.pick(["none", "number", "whole", "fractions"])
+    if kind == "number":
+        w = g.call(aten.sub.Tensor, w, g.pick([8, 7.0]))
+    elif kind != "none":
+        zeros = torch.randint(3, 12, grid, generator=g.random).to(real)
+        zeros = zeros + 0.25 if kind == "fractions" else zeros
+        w = g.call(aten.sub.Tensor, w, spread(g.b.const(g.name("zero"), zeros)))
+    return g.call(aten.mul.Tensor, w, spread(g.scale(grid, real)))
+
+
+def _ternary(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    """Four values of -1, 0 and 1 per byte, over a scale."""
+    if n % 4:
+        return _cast_scale(g, n, k, real)
+    parts = torch.randint(0, 3, (4, n // 4, k), generator=g.random)
+    packed = (parts << torch.tensor([0, 2, 4, 6])[:, None, None]).sum(0).to(torch.uint8)
+    held = g.b.const(g.name("w"), packed)
+    shifted = [g.call(aten.__rshift__.Scalar, held, 2 * place) for place in range(4)]
+    two = [g.call(aten.bitwise_and.Scalar, part, 3) for part in shifted]
+    w = g.call(aten._to_copy.default, g.call(aten.cat.default, two), dtype=real)
+    w = g.call(aten.sub.Tensor, w, 1)
+    return g.call(aten.div.Tensor, w, g.scale((n, 1), real)) if g.draw_bool() else w
+
+
 def _nibbles(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
     """Two 4-bit values per byte."""
     if k % 2:
@@ -144,6 +182,8 @@ def _input(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
 
 
 WEIGHTS: list[Weight] = [
+    _repeated_groups,
+    _ternary,
     _per_channel,
     _affine_groups,
     _cast_scale,

@@ -87,7 +87,7 @@ class FoldAddmmFactors(PatternRule):
 
         y * beta, x, q -> dequantize(s * alpha) -> linear
 
-    The same for ``baddbmm`` and ``addmv``, and without factors if ``y`` is no bias. ``beta`` is
+    The same for ``baddbmm`` and ``addmv``, and without factors if ``y`` is not a bias. ``beta`` is
     folded into a constant with one number per output feature; any other summand is added behind the
     linear. A weight that has no scale yet is multiplied behind the linear, and takes that factor as
     its scale.

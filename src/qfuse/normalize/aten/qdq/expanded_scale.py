@@ -141,14 +141,14 @@ def _is_integer(node: Node) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex
 
 
-def is_whole(zeros: torch.Tensor) -> bool:
+def are_whole(zeros: torch.Tensor) -> bool:
     """Whether all zero points are integers, of any dtype."""
     return not zeros.is_floating_point() or bool((zeros == zeros.round()).all())
 
 
 def _stored(values: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor | None:
     """Return integers in the 8-bit dtype that holds them and their zero points."""
-    parts = [values] if zeros is None or not is_whole(zeros) else [values, zeros]
+    parts = [values] if zeros is None or not are_whole(zeros) else [values, zeros]
     low, high = min(int(p.min()) for p in parts), max(int(p.max()) for p in parts)
     for dtype in BYTES:
         least, most = dtype_range(dtype)
@@ -242,8 +242,8 @@ EXPANDED = Capture[ExpandedScale]("expanded")
 
 def _read_whole(node: Node) -> ExpandedScale | Miss:
     found = read_expanded(node)
-    if isinstance(found, ExpandedScale) and found.zero is not None and not is_whole(found.zero):
-        return Miss(MissCode.ZERO_POINT, node, "its zero points are no integers", progress=0)
+    if isinstance(found, ExpandedScale) and found.zero is not None and not are_whole(found.zero):
+        return Miss(MissCode.ZERO_POINT, node, "its zero points are not integers", progress=0)
     return found
 
 

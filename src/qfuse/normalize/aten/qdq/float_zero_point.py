@@ -11,13 +11,12 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain, dtype_range
-from qfuse.normalize.aten.qdq.expanded_scale import ExpandedScale, is_whole, read_expanded
+from qfuse.normalize.aten.qdq.expanded_scale import ExpandedScale, are_whole, read_expanded
 from qfuse.normalize.aten.qdq.scale_factor import scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
-    ZERO,
     QuantizedValues,
     moved_constant,
 )
@@ -61,7 +60,7 @@ def _expanded(node: Node) -> FloatZeroPoint | Miss:
     found = read_expanded(node)
     if isinstance(found, Miss):
         return found
-    if found.zero is None or is_whole(found.zero):
+    if found.zero is None or are_whole(found.zero):
         return Miss(MissCode.PATTERN, node, "its zero points are integers", progress=0)
     return _of_groups(found, found.zero)
 
@@ -75,7 +74,7 @@ def _of_groups(found: ExpandedScale, zero: torch.Tensor) -> FloatZeroPoint:
 def _tiled(match: Match, node: Node) -> FloatZeroPoint | Miss:
     """Read a scale and a zero point that broadcast over the blocks."""
     stored, scale = QuantizedValues.of(match), match[SCALE]
-    value = _fractions(node, match.get(ZERO))
+    value = _fractions(node, stored.zero)
     if isinstance(value, Miss):
         repeated = read_expanded(node)
         # Why parameters that are repeated per element are not read says more.
@@ -87,7 +86,7 @@ def _tiled(match: Match, node: Node) -> FloatZeroPoint | Miss:
     factor = scale_factor(node, scale, shape, torch.float32)
     if isinstance(factor, Miss):
         return factor
-    grid = torch.broadcast_shapes(
+    grid: tuple[int, ...] = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
         tuple(int(size) for size in factor.shape), padded(tuple(value.shape), len(shape))
     )
     block = block_of(shape, grid)
@@ -99,13 +98,13 @@ def _tiled(match: Match, node: Node) -> FloatZeroPoint | Miss:
 
 
 def _fractions(node: Node, zero: object) -> torch.Tensor | Miss:
-    """Return the value of a zero point that is no integer."""
+    """Return the value of a zero point that is not an integer."""
     value = constant_value(zero)
     if value is None or not has_values(value) or not value.is_floating_point():
         return Miss(MissCode.PATTERN, node, "no float zero point is subtracted", progress=0)
     if not bool(value.isfinite().all()):
         return Miss(MissCode.ZERO_POINT, node, "a zero point is infinite or NaN")
-    if is_whole(value):
+    if are_whole(value):
         return Miss(MissCode.PATTERN, node, "its zero points are integers", progress=0)
     return value
 

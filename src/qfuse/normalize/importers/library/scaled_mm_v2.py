@@ -49,12 +49,10 @@ class NormalizeScaledMmV2(NormalizeScaledMm):
         a = known_arguments(node, _KNOWN)
         if a.get("contraction_dim"):
             raise RefusedError(MissCode.ARGUMENT, node, "its contraction axis is given")
-        scales = [
-            _scale(node, a[f"scale_{side}"], a[f"recipe_{side}"], a[f"swizzle_{side}"])
-            for side in ("a", "b")
-        ]
+        left = _scale(node, a["scale_a"], a["recipe_a"], a["swizzle_a"])
+        right = _scale(node, a["scale_b"], a["recipe_b"], a["swizzle_b"])
         factors = node_of(a["self"]), node_of(a["mat2"])
-        return read_scaled(node, ScaledOperands(*factors, *scales, a["bias"], a["out_dtype"]))
+        return read_scaled(node, ScaledOperands(*factors, left, right, a["bias"], a["out_dtype"]))
 
 
 def _scale(node: Node, scales: Argument, recipes: Argument, swizzles: Argument) -> Node:
