@@ -19,6 +19,7 @@ from qfuse.inductor.numbers import Numbers
 from qfuse.inductor.products import call
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.normalize.importers.library.encoding import dense_values
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, arguments, aten
 
 _prims = torch.ops.prims
@@ -150,7 +151,7 @@ def _beside(parts: Sequence[Node], axis: int, rw: Rewriter) -> Node:
 
 def _packed_again(values: Sequence[torch.Tensor], like: Node, rw: Rewriter) -> Node:
     """Concatenate int8 weights that oneDNN packed: unpacking returns the exact values, [K, N]."""
-    dense = torch.cat([value.to_dense() for value in values], 1)
+    dense = torch.cat([dense_values(value) for value in values], 1)
     # Packed again in the graph: freezing folds that, and the constant is an ordinary tensor.
     weight = rw.constant(dense.t().contiguous(), "joined")
     mark_frozen(attribute_value(weight))

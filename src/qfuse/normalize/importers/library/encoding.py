@@ -109,6 +109,11 @@ def constant_values(operand: Node, what: str) -> torch.Tensor:
         value = evaluated(operand)
     if value is None or value.is_meta:
         raise RefusedError(MissCode.NOT_CONSTANT, operand, "its {} is not a constant", what)
+    return dense_values(value)
+
+
+def dense_values(value: torch.Tensor) -> torch.Tensor:
+    """Return the values of a weight that oneDNN may have packed, exactly and in their own shape."""
     return value.to_dense() if value.layout is not torch.strided else value
 
 
