@@ -35,6 +35,8 @@ from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.fuse.norm import FuseNormQuantize
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.fuse.softmax import FuseSoftmaxQuantize
+from qfuse.optimize.fuse.stored_norm import FuseStoredNorm
+from qfuse.optimize.fuse.stored_softmax import FuseStoredSoftmax
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -106,6 +108,8 @@ RESULT_RULES: tuple[type[Rule[Any]], ...] = (
     FuseSoftmaxQuantize,
 )
 
+INPUT_RULES: tuple[type[Rule[Any]], ...] = (FuseGate, FuseStoredNorm, FuseStoredSoftmax)
+
 ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
 
 REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
@@ -115,8 +119,8 @@ REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *SPLIT_RULES,
     *FUSION_RULES,
     *RESULT_RULES,
+    *INPUT_RULES,
     *ATTENTION_RULES,
-    FuseGate,
     Combine,
     FoldConstants,
     MergeLinears,
@@ -257,7 +261,7 @@ def optimize(
             break
     run_after(Phase.FUSE)
     # After all rules that fuse a quantized product; the remaining products stay float.
-    apply_rules(program, [FuseGate()], context)
+    apply_rules(program, _instances(INPUT_RULES), context)
     # Ops that moved up load constants again; CSE makes these one.
     Combine().run(program, context)
     # When no quantization is left that could cross the copies that repeat heads; before lowering

@@ -86,7 +86,9 @@ def test_refuses_the_square_of_another_value(op: Any, how: str) -> None:
 
     result = fuse(program, FuseActivation)
     assert result.fired == {"fuse-activation": 1}
-    assert [miss.reason for _, miss in result.misses] == ["it squares a value that is not the result of a ReLU"]
+    assert [miss.reason for _, miss in result.misses] == [
+        "it squares a value that is not the result of a ReLU"
+    ]
 
 
 def test_refuses_a_relu_that_others_read_too() -> None:

@@ -25,7 +25,8 @@ _RESIDUAL = V("residual", X.dtypes)
 _SUM = X + _RESIDUAL
 
 
-def _refuse_shared(norm: Norm) -> Miss | None:
+def refuse_shared(norm: Norm) -> Miss | None:
+    """Refuse a norm if a part of it has other users."""
     dying = norm.dying()
     # The inner values are not results of the op, so nobody else may need them.
     for node in norm.inner:
@@ -104,7 +105,7 @@ class FuseNormQuantize(PatternRule):
 
     name = "fuse-norm-quantize"
     exactness = Exactness.EXACT
-    pattern = quantized(A_NORM).given(check(_refuse_shared), let(_SITE, _site))
+    pattern = quantized(A_NORM).given(check(refuse_shared), let(_SITE, _site))
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Insert the op in front of the first user of its results."""

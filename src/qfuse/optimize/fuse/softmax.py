@@ -41,7 +41,7 @@ _SITE = Capture[FuseQuantizeSite]("site")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 X, AXIS, CALL = V("x", _FLOATS), Arg("axis"), Capture[Node]("call")
 
-_CALL = (
+SOFTMAX_CALL = (
     Either(
         op(aten.softmax.int, X, AXIS, ANY),
         op(aten._softmax.default, X, AXIS, Literal(value=False)),
@@ -49,23 +49,30 @@ _CALL = (
     .core()
     .named(CALL.label)
 )
-_SOFTMAX = Maybe(Via(_CALL, FLOAT_CAST), _CALL)
+"""A softmax without the cast after it."""
+
+_SOFTMAX = Maybe(Via(SOFTMAX_CALL, FLOAT_CAST), SOFTMAX_CALL)
 
 
 @dataclass(frozen=True, slots=True)
-class _Masked:
-    """The input of a softmax before its mask; ``inner`` is what masks it, if anything."""
+class MaskedInput:
+    """The input of a softmax before its mask, if it has one.
+
+    Attributes:
+        x: The scores.
+        mask: What is added to them, or bools.
+        fill: What replaces the elements that the bools select.
+    """
 
     x: Node
     mask: Node | None = None
     fill: float | None = None
-    inner: tuple[Node, ...] = ()
 
 
-def _masked(x: Node, user: Node) -> _Masked:
+def masked_input(x: Node, user: Node) -> MaskedInput:
     """View an input as scores and a mask, if the masked scores have no other users."""
     if list(x.users) != [user] or not is_call(x, aten.add.Tensor, aten.masked_fill.Scalar):
-        return _Masked(x)
+        return MaskedInput(x)
     a = arguments(x)
     scores, mask = a["self"], a.get("mask", a.get("other"))
     if is_call(x, aten.add.Tensor) and isinstance(mask, Node) and isinstance(scores, Node):
@@ -74,13 +81,13 @@ def _masked(x: Node, user: Node) -> _Masked:
             scores, mask = mask, scores
         plain = a["alpha"] == 1 and dtype_of(mask).is_floating_point
         fits = same_shape(shape_of(scores), shape_of(x)) and dtype_of(scores).is_floating_point
-        return _Masked(scores, mask, None, (x,)) if plain and fits else _Masked(x)
+        return MaskedInput(scores, mask) if plain and fits else MaskedInput(x)
     fill = a.get("value")
     known = isinstance(fill, (int, float)) and not isinstance(fill, bool)
     if not isinstance(scores, Node) or not isinstance(mask, Node) or not known:
-        return _Masked(x)
+        return MaskedInput(x)
     fits = same_shape(shape_of(scores), shape_of(x)) and dtype_of(mask) is torch.bool
-    return _Masked(scores, mask, float(fill), (x,)) if fits else _Masked(x)  # type: ignore[arg-type]
+    return MaskedInput(scores, mask, float(fill)) if fits else MaskedInput(x)  # type: ignore[arg-type]
 
 
 def _site(match: Match, x: Node, call: Node, result: QuantizedResult) -> FuseQuantizeSite | Miss:
@@ -94,7 +101,7 @@ def _site(match: Match, x: Node, call: Node, result: QuantizedResult) -> FuseQua
     own = ExtraValue(ExtraOutput.FLOAT, y, frozenset(result.ends))
     kept = (own,) if own.users else ()
     output = result.block(frozenset(k.what for k in kept))
-    found = _masked(x, call)
+    found = masked_input(x, call)
     spec = SoftmaxSpec(axis, dtype_of(call), dtype_of(y), found.fill)
     edge = stored_edge(found.x)
     fused = Softmax(result.quantize.node, *edge, found.mask, spec, output)
