@@ -21,7 +21,7 @@ constexpr int64_t kPanelBytes = 256 << 10;
 constexpr int64_t kPanelRows = 96;
 constexpr int64_t kPanelsPerThread = 4;
 // Rows that are finished at once: several tiles, whose sums stay in the L1 cache.
-constexpr int64_t kFinishRows = 24;
+constexpr int64_t kFinishRows = 48;
 
 // The matrix product of a phase, split into panels of rows.
 struct Part {
