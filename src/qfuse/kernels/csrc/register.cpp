@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "c_shim.h"
+#include "convolution/cat_channels.h"
 #include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
 #include "convolution/convolution_w8a8.h"
@@ -129,6 +130,8 @@ Tensor convolution_depthwise_w8a8_quantized(
        epilogue, product_dtype},
       {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
 }
+
+Tensor cat_channels(Extras parts) { return qfuse::cat_channels(list_of(parts)); }
 
 Tensor matmul_a8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
                    const Tensor& other, const Tensor& other_scale,
@@ -318,6 +321,7 @@ void choose_kernels(std::string_view name) {
   KERNEL(linear_w16a32, weight_only<&qfuse::linear_w16a32>) \
   KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
   KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
+  KERNEL(cat_channels, cat_channels) \
   KERNEL(matmul_a8a8, matmul_a8a8) \
   KERNEL(matmul_a8a8_quantized, matmul_a8a8_quantized) \
   KERNEL(rms_norm_quantized, rms_norm_quantized) \

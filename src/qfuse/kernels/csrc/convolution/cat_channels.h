@@ -1,0 +1,13 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace qfuse {
+
+// Joins int8 or uint8 images [N, C, spatial...] along their channels; the result is channels-last.
+// Images whose pixels have adjacent channels and a fixed distance are read in place.
+at::Tensor cat_channels(const std::vector<at::Tensor>& parts);
+
+}  // namespace qfuse
