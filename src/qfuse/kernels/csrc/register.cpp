@@ -131,7 +131,11 @@ Tensor convolution_depthwise_w8a8_quantized(
       {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
 }
 
-Tensor cat_channels(Extras parts) { return qfuse::cat_channels(list_of(parts)); }
+Tensor cat_channels(const Tensor& first, Extras others) {
+  std::vector<Tensor> parts = list_of(others);
+  parts.insert(parts.begin(), first);
+  return qfuse::cat_channels(parts);
+}
 
 Tensor matmul_a8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
                    const Tensor& other, const Tensor& other_scale,

@@ -43,18 +43,17 @@ std::optional<int64_t> distance_of_pixels(const at::Tensor& t) {
 }
 
 void check(const std::vector<at::Tensor>& parts) {
-  TORCH_CHECK(!parts.empty(), "there is nothing to join");
   const at::Tensor& first = parts[0];
-  TORCH_CHECK(first.dim() == 4 || first.dim() == 5, "parts must have 4 or 5 axes, not ",
+  TORCH_CHECK(first.dim() == 4 || first.dim() == 5, "images must have 4 or 5 axes, not ",
               first.dim());
   const at::ScalarType type = first.scalar_type();
-  TORCH_CHECK(type == at::kChar || type == at::kByte, "parts must be int8 or uint8, not ", type);
+  TORCH_CHECK(type == at::kChar || type == at::kByte, "images must be int8 or uint8, not ", type);
   for (const at::Tensor& part : parts) {
     bool same = part.dim() == first.dim() && part.scalar_type() == type;
     for (int64_t axis = 0; same && axis < first.dim(); ++axis) {
       same = axis == kChannels || part.size(axis) == first.size(axis);
     }
-    TORCH_CHECK(same, "parts may differ in their channels only: ", part.scalar_type(), " ",
+    TORCH_CHECK(same, "images may differ in their channels only: ", part.scalar_type(), " ",
                 part.sizes(), " beside ", type, " ", first.sizes());
   }
 }
