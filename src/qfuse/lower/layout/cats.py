@@ -16,7 +16,6 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.lower.operands.own_kernel import OwnKernel
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, aten
-from qfuse.rewrite.session import Applied
 
 CAT_CHANNELS = "qfuse.cat_channels"
 """The name of the kernel."""
@@ -29,52 +28,36 @@ Parts = tuple[Node, ...]
 def lower_cats(context: LoweringContext) -> None:
     """Replace ``cat(images, 1)`` of int8 or uint8 by the kernel if all images are channels-last.
 
-    torch copies one image after the other; the kernel joins pixel by pixel. In a dense block every
-    cat begins with the images of the one before: it reads the result of that instead.
+    torch copies one image after the other; the kernel joins a strip of pixels of all of them.
     """
     if not any(
         isinstance(kernel, OwnKernel) and kernel.supported(context.target) is None
         for kernel in context.kernels
     ):
         return
-    made: dict[Parts, Node] = {}
     for node in list(context.program.graph.nodes):
         parts = _parts_of(node)
         if parts is None:
             continue
-        read = _with_earlier(parts, made)
-        sizes = " + ".join(str(shape_of(part)[_CHANNELS]) for part in read)
+        sizes = " + ".join(str(shape_of(part)[_CHANNELS]) for part in parts)
         what = f"cat of {dtype_name(dtype_of(node))} images, {sizes} channels"
         event = Lowered(context.stage, place_of(node), CAT_CHANNELS, what)
-        done = context.session.rewrite(
+        context.session.rewrite(
             "lower-cat",
             node,
-            partial(_join, node, read),
+            partial(_join, node, parts),
             proof=Exactness.EXACT,
             event=partial(_always, event),
         )
-        if isinstance(done, Applied):
-            made[parts] = done.made
 
 
 def _always(event: Lowered, *_: object) -> Lowered:
     return event
 
 
-def _join(node: Node, parts: Parts, rw: Rewriter) -> Node:
+def _join(node: Node, parts: Parts, rw: Rewriter) -> None:
     first, *others = parts
-    joined = rw.call(torch.ops.qfuse.cat_channels.default, first, others)
-    rw.replace(node, joined)
-    return joined
-
-
-def _with_earlier(parts: Parts, made: dict[Parts, Node]) -> Parts:
-    """Return the parts with as many of the first as possible joined before."""
-    for count in range(len(parts), 1, -1):
-        earlier = made.get(parts[:count])
-        if earlier is not None:
-            return (earlier, *parts[count:])
-    return parts
+    rw.replace(node, rw.call(torch.ops.qfuse.cat_channels.default, first, others))
 
 
 def _parts_of(node: Node) -> Parts | None:
