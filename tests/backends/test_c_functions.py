@@ -52,7 +52,7 @@ class Graph:
 
 
 def every_kind() -> Graph:
-    """A linear with a residual, rows that choose their scales, a convolution of an image."""
+    """A linear with a residual, rows that choose their scales, a convolution, joined images."""
     ops = torch.ops.qfuse
     b = GraphBuilder()
     x = b.arg("x", torch.int8, 4, DEPTH)
@@ -84,7 +84,9 @@ def every_kind() -> Graph:
         None, None, [3, 3], [1, 1], [1, 1], [1, 1], [0, 0], False, 1, [], "", torch.float32,
         out_scale, None, -128, 127, True, False, torch.int8,
     )  # fmt: skip
-    graph = finish(b, [y, *(b.item(rows, index) for index in range(4)), pixels])
+    joined = b.call(ops.cat_channels.default, pixels, [pixels, pixels])
+    alone = b.call(ops.cat_channels.default, pixels, [])
+    graph = finish(b, [y, *(b.item(rows, index) for index in range(4)), pixels, joined, alone])
     inputs = (
         torch.randint(-128, 128, (4, DEPTH), dtype=torch.int8),
         torch.rand(4) * 0.01 + 0.003,
@@ -129,7 +131,8 @@ def test_no_kernel_is_called_through_the_dispatcher(fast: CompiledModule, folder
         codes = [archive.read(n).decode() for n in archive.namelist() if n.endswith("wrapper.cpp")]
     code = "".join(codes)
 
-    for name in ("linear_w8a8", "activation_quantized", "convolution_w8a8_quantized"):
+    names = ("linear_w8a8", "activation_quantized", "convolution_w8a8_quantized", "cat_channels")
+    for name in names:
         assert f"CHECK(aoti_torch_cpu_{name}(" in code
     assert "proxy_executor_call_function(" not in code
 

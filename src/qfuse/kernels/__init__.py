@@ -20,6 +20,7 @@ from qfuse.kernels.build import (
     kernel_cache,
     read_description,
 )
+from qfuse.kernels.cat_channels import cat_channels
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
@@ -60,6 +61,7 @@ __all__ = [
     "KernelCompiler",
     "KernelLibrary",
     "PackedGroups",
+    "cat_channels",
     "convolution_depthwise_w8a8",
     "convolution_depthwise_w8a8_quantized",
     "convolution_sums",

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_kernel_compiler
+from qfuse.kernels.cat_channels import cat_channels
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
@@ -64,6 +65,7 @@ OPS: tuple[KernelOp[Any], ...] = (
     convolution_depthwise_w8a8_quantized,
     convolution_w4a16,
     convolution_w8a16,
+    cat_channels,
     matmul_a8a8,
     matmul_a8a8_quantized,
     *ROWWISE_OPS,

@@ -30,6 +30,7 @@ from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
+from qfuse.lower.layout.cats import lower_cats
 from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
@@ -141,6 +142,8 @@ class _Lowering:
         for node in list(self._graph.nodes):
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
+        # After expansion, since images may be joined as what it makes of them.
+        lower_cats(self._context)
 
     def _log_unfused(self) -> None:
         # Reasons depend on the producers and users, so they are logged before any op is lowered.

@@ -174,7 +174,7 @@ def test_paths_and_threads_agree_bit_for_bit(library: KernelLibrary) -> None:
 @pytest.mark.parametrize("multiple", [1, 3])
 def test_bounds(isa: str, name: str, dtype: torch.dtype, multiple: int) -> None:
     del isa
-    for channels in (1, 16, 17, 64, 70):
+    for channels in (1, 16, 17, 32, 64, 70, 96):
         kind: dict[str, Any] = {"dtype": dtype, "multiple": multiple, "weight_zero_point": True}
         case = depthwise((2, channels, 6, 7), WINDOWS[name], **kind)
         extras = [torch.randn(case.run().shape)]

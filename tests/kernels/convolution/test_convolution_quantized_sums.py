@@ -53,7 +53,14 @@ def test_every_width_and_range(isa: str, features: int, dtype: torch.dtype) -> N
         depthwise((2, features, 4, 5), window(3, 3, padding=1)),
     ]
     ranges = ((0, 255, 0), (0, 255, 131), (0, 255, 255), (3, 200, 17), (7, 7, 0), (0, 127, 300))
-    for case, text in itertools.product(cases, ("", "act(relu)", "act(hardtanh,-0.2,1.3)")):
+    texts = (
+        "",
+        "act(relu)",
+        "act(hardtanh,-0.2,1.3)",
+        "act(hardswish)",
+        "act(hardswish)|act(relu)",
+    )
+    for case, text in itertools.product(cases, texts):
         for low, high, zero in ranges:
             check(case.with_options(epilogue=text), output_of(dtype, low, high, zero))
 
@@ -103,7 +110,37 @@ def test_values_that_do_not_fit(isa: str, name: str, dtype: torch.dtype) -> None
         weights[at], biases[at] = w_scale, bias if at % 2 else -bias
     case = replace(case, x_scale=torch.tensor([x_scale]), w_scale=weights, bias=biases)
 
-    check(case, output_of(dtype, zero=100, scale=step))
+    for text in ("", "act(hardswish)"):
+        check(case.with_options(epilogue=text), output_of(dtype, zero=100, scale=step))
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("step", [0.0007, 0.02, 0.3])
+def test_a_hard_swish_has_the_bits_of_the_division(
+    isa: str, dtype: torch.dtype, step: float
+) -> None:
+    """Ties of the rounding included: scales are powers of two or sixths of them."""
+    del isa
+    for x_scale, w_scale in ((2.0**-6, 2.0**-5), (2.0**-6, 2.0**-4 / 6), (0.013, 0.0171)):
+        case = convolution((1, 16, 13, 11), 96, window(1, 1))
+        case = replace(
+            case,
+            x_scale=torch.tensor([x_scale]),
+            w_scale=torch.full((96,), w_scale),
+            bias=torch.linspace(-4, 4, 96),
+        ).with_options(epilogue="act(hardswish)")
+        check(case, output_of(dtype, zero=77, scale=step))
+        check(case, output_of(dtype, zero=77, scale=2.0**-7))
+
+
+@pytest.mark.parametrize("zero", [-9000, -8192, 8192, 8193, 40000])
+def test_zero_points_far_from_the_range(isa: str, zero: int) -> None:
+    """Beyond 16 bits after a sum they are added in 32."""
+    del isa
+    for features in (64, 32):
+        case = convolution(SHAPE, features, window(3, 3, padding=1))
+        for scale in (0.037, 1e-4, 3e-6):
+            check(case, output_of(torch.uint8, zero=zero, scale=scale))
 
 
 @pytest.mark.parametrize("features", [64, 96, 24])

@@ -144,8 +144,8 @@ struct Tile {
 
 // Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over
 // the taps t of (pixel[i * step + tap[t]][channel + c] ^ flip) * weight[t / 4][c][t % 4], wrapping.
-// Bytes are unsigned after the flip, as in Tile. 64 bytes of each pixel may be read; taps without a
-// weight have weight 0 and any pixel.
+// Bytes are unsigned after the flip, as in Tile. Of each pixel, 16, 32 or 64 bytes may be read, the
+// least that hold the channels; taps without a weight have weight 0 and any pixel.
 struct DepthwiseTile {
   const uint8_t* const* pixel;
   const int32_t* tap;  // [groups][4]

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "c_shim.h"
+#include "convolution/cat_channels.h"
 #include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
 #include "convolution/convolution_w8a8.h"
@@ -128,6 +129,12 @@ Tensor convolution_depthwise_w8a8_quantized(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
        epilogue, product_dtype},
       {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
+}
+
+Tensor cat_channels(const Tensor& first, Extras others) {
+  std::vector<Tensor> parts = list_of(others);
+  parts.insert(parts.begin(), first);
+  return qfuse::cat_channels(parts);
 }
 
 Tensor matmul_a8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,
@@ -340,6 +347,7 @@ void choose_kernels(std::string_view name) {
   KERNEL(linear_w16a32, weight_only<&qfuse::linear_w16a32>) \
   KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
   KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
+  KERNEL(cat_channels, cat_channels) \
   KERNEL(matmul_a8a8, matmul_a8a8) \
   KERNEL(matmul_a8a8_quantized, matmul_a8a8_quantized) \
   KERNEL(rms_norm_quantized, rms_norm_quantized) \

@@ -83,6 +83,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   define_convolution("convolution_w8a8", "Tensor? w_zero_point, ", geometry);
   define_convolution("convolution_w8a8_grouped", "int out_channels, ", geometry);
   define_convolution("convolution_depthwise_w8a8", "Tensor? w_zero_point, ", "");
+  m.def("cat_channels(Tensor first, Tensor[]? others) -> Tensor", tags);
   for (const std::string name : {"convolution_w4a16", "convolution_w8a16"}) {
     const std::string schema =
         name +

@@ -17,8 +17,11 @@ namespace qfuse {
 namespace {
 
 constexpr int64_t kStrip = 32;      // output pixels of a line that are computed at once
-constexpr int64_t kReadAhead = 64;  // bytes of a pixel that a path may read
+constexpr int64_t kReadAhead = 64;  // bytes of a pixel that a path may read at most
 constexpr int64_t kTaps = 4;        // of a group
+
+// Bytes of a pixel that a path may read for so many channels. See DepthwiseTile.
+int64_t bytes_read(int64_t channels) { return channels <= 16 ? 16 : channels <= 32 ? 32 : 64; }
 
 // A tap of the packed weight, by line (z, y) and place in it; those without a weight fill groups.
 struct Tap {
@@ -166,7 +169,8 @@ class Worker {
       const int64_t from = image * strides.image + in_z * strides.axis[0] +
                            in_y * strides.axis[1] + x * strides.axis[2];
       std::fill(to, to + begin, zeros);
-      for (int64_t i = begin; i < end; ++i) to[i] = p_.x.data + (from + i * strides.axis[2]);
+      const uint8_t* pixel = p_.x.data + from + begin * strides.axis[2];
+      for (int64_t i = begin; i < end; ++i, pixel += strides.axis[2]) to[i] = pixel;
       std::fill(to + end, to + used_, zeros);
       if (begin < end) last_ = std::max(last_, from + (end - 1) * strides.axis[2]);
     }
@@ -177,7 +181,8 @@ class Worker {
   const uint8_t* const* table(int64_t channel, int64_t channels, int64_t* offset) {
     const int64_t bytes = p_.x.end - p_.x.data;
     *offset = channel;
-    if (p_.multiple == 1 && last_ + channel + kReadAhead <= bytes) return table_.data();
+    const int64_t end = last_ + channel + bytes_read(channels);
+    if (p_.multiple == 1 && end <= bytes) return table_.data();
     *offset = 0;
     for (int64_t t = 0; t < p_.lines; ++t) {
       for (int64_t i = t * p_.width; i < t * p_.width + used_; ++i) {

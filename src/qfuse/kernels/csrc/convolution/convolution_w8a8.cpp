@@ -20,8 +20,11 @@ namespace {
 constexpr int64_t kPanelBytes = 256 << 10;
 constexpr int64_t kPanelRows = 96;
 constexpr int64_t kPanelsPerThread = 4;
-// Rows that are finished at once: several tiles, whose sums stay in the L1 cache.
+// Rows that are finished at once: several tiles, whose sums stay in the L1 cache. With few products
+// for each sum, the start of finishing counts, and the cache has more space.
 constexpr int64_t kFinishRows = 24;
+constexpr int64_t kShallowFinishRows = 48;
+constexpr int64_t kShallow = 256;  // products of a sum
 
 // The matrix product of a phase, split into panels of rows.
 struct Part {
@@ -227,7 +230,8 @@ class Worker {
   // A multiple of a tile's.
   static int64_t finish_rows(const Problem& p, const Part& part) {
     const int64_t tile = p.path.tile_rows(part.rows);
-    return (kFinishRows + tile - 1) / tile * tile;
+    const int64_t rows = part.k <= kShallow ? kShallowFinishRows : kFinishRows;
+    return (rows + tile - 1) / tile * tile;
   }
 
   static int64_t panel_bytes(const Problem& p) {

@@ -104,13 +104,16 @@ void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t row
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
     switch (quantize) {
       case Quantizing::sums:
-        return quantize_columns<Vectors, NoAddend>(e, from + first, row, rows, column + first, count);
+        return quantize_columns<Vectors, NoStep>(e, from + first, row, rows, column + first, count);
       case Quantizing::plus_s8:
         return quantize_columns<Vectors, Addend<qfuse::Element::s8>>(e, from + first, row, rows,
                                                                      column + first, count);
       case Quantizing::plus_u8:
         return quantize_columns<Vectors, Addend<qfuse::Element::u8>>(e, from + first, row, rows,
                                                                      column + first, count);
+      case Quantizing::hardswish:
+        return quantize_columns<Vectors, HardSwish>(e, from + first, row, rows, column + first,
+                                                    count);
       case Quantizing::other:
         return finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
     }

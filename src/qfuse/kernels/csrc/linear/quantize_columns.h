@@ -1,5 +1,5 @@
-// Integer sums that become quantized values at once, with one quantized operand added at most: the
-// operations of Epilogue with all constants in registers.
+// Integer sums that become quantized values at once, after one epilogue op at most, which adds a
+// quantized operand or is a hard swish: the operations of Epilogue with all constants in registers.
 #pragma once
 
 #include "linear/columns.h"
@@ -7,7 +7,7 @@
 namespace {
 
 // What happens to sums before they are quantized.
-enum class Quantizing { other, sums, plus_s8, plus_u8 };
+enum class Quantizing { other, sums, plus_s8, plus_u8, hardswish };
 
 inline Quantizing quantizing(const qfuse::Epilogue& e) {
   using qfuse::Element;
@@ -17,18 +17,37 @@ inline Quantizing quantizing(const qfuse::Epilogue& e) {
   if (!plain || !same) return Quantizing::other;
   if (e.steps == 0) return Quantizing::sums;
   const qfuse::Step& step = e.step[0];
-  const bool adds = e.steps == 1 && step.kind == qfuse::StepKind::add;
-  if (!adds || step.type != qfuse::Real::f32) return Quantizing::other;
+  if (e.steps != 1 || step.type != qfuse::Real::f32) return Quantizing::other;
+  if (step.kind == qfuse::StepKind::hardswish) return Quantizing::hardswish;
+  if (step.kind != qfuse::StepKind::add) return Quantizing::other;
   const Element type = e.extra[step.extra].type;
   if (type == Element::s8) return Quantizing::plus_s8;
   return type == Element::u8 ? Quantizing::plus_u8 : Quantizing::other;
 }
 
-struct NoAddend {
-  QFUSE_INLINE NoAddend(const qfuse::Epilogue&, int64_t, int64_t) {}
+// What is applied to floats, a row after the other: `apply`, or where `stays_small` holds
+// `apply_to_small`, to `count` floats from column `at` on. `reach` is at least the magnitude of
+// all that is computed from floats of the magnitude `y`.
+struct NoStep {
+  QFUSE_INLINE NoStep(const qfuse::Epilogue&, int64_t, int64_t) {}
   QFUSE_INLINE void advance() {}
-  QFUSE_INLINE Floats added(Floats y, int64_t, int64_t) const { return y; }
-  QFUSE_INLINE Floats reach() const { return Floats{}; }
+  QFUSE_INLINE Floats apply(Floats y, int64_t, int64_t) const { return y; }
+  QFUSE_INLINE Floats apply_to_small(Floats y, int64_t) const { return y; }
+  QFUSE_INLINE Floats reach(Floats y) const { return y; }
+};
+
+struct HardSwish : NoStep {
+  using NoStep::NoStep;
+  QFUSE_INLINE Floats apply(Floats y, int64_t, int64_t) const { return hardswish(y); }
+  // The quotient by a constant is a product that is corrected by its remainder (P. Markstein, IA-64
+  // and Elementary Functions): the same, except below 2^-100, which quantizes to zero either way.
+  QFUSE_INLINE Floats apply_to_small(Floats y, int64_t) const {
+    const Floats sixth = broadcast(1.0f / 6.0f);
+    const Floats product = y * clamp(y + 3.0f, 0.0f, 6.0f);
+    const Floats near = product * sixth;
+    return fused(fused(near, broadcast(-6.0f), product), sixth, near);
+  }
+  QFUSE_INLINE Floats reach(Floats y) const { return y * 6.0f; }
 };
 
 // The rows of a quantized operand from a row and a column on.
@@ -41,14 +60,14 @@ struct Addend {
     ld = x.ld;
   }
   QFUSE_INLINE void advance() { from += ld; }
-  QFUSE_INLINE Floats added(Floats y, int64_t at, int64_t count) const {
+  QFUSE_INLINE Floats apply(Floats y, int64_t at, int64_t count) const {
     const Bytes bytes = load<Bytes>(from + at, count);
     const Ints codes = Type == qfuse::Element::s8 ? widened(bytes) : widened_unsigned(bytes);
     return y + (__builtin_convertvector(codes, Floats) - zero) * scale * alpha;
   }
-  // At least the magnitude of what is added.
-  QFUSE_INLINE Floats reach() const {
-    return magnitude((magnitude(zero) + 256.0f) * scale * alpha);
+  QFUSE_INLINE Floats apply_to_small(Floats y, int64_t at) const { return apply(y, at, kLanes); }
+  QFUSE_INLINE Floats reach(Floats y) const {
+    return y + magnitude((magnitude(zero) + 256.0f) * scale * alpha);
   }
 
   const int8_t* from;
@@ -60,87 +79,108 @@ struct Addend {
 
 #if defined(__AVX512BW__)
 // Whether no sum leads to a NaN, nor to a value whose rounded quotient by the output scale is 2^30
-// or more.
-template <int Vectors, class Added>
+// or more, and the steps of the quantization fit into what is computed with 16 bits.
+template <int Vectors, class Step>
 QFUSE_INLINE bool stays_small(const qfuse::Epilogue& e, const Columns<Vectors>& c,
-                              const Added& added) {
+                              const Step& step) {
   const Floats scale = magnitude(broadcast(e.x_scale[0]));
-  bool small = !e.scale_per_row;
+  const Floats factor = broadcast(e.quantizer.factor);
+  const float zero = e.quantizer.zero;
+  bool small = !e.scale_per_row && e.quantizer.factor < 0x1p60f && zero >= -8192 && zero <= 8192;
   c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
     // In the order of the operations, so that what overflows in them does so here.
-    const Floats y = 0x1p31f * scale * magnitude(c.scale[v]) + magnitude(c.bias[v]) + added.reach();
-    const Floats x = y * broadcast(e.quantizer.factor);
+    const Floats y = 0x1p31f * scale * magnitude(c.scale[v]) + magnitude(c.bias[v]);
+    const Floats x = step.reach(y) * factor;
     small = small && _mm512_cmp_ps_mask(magnitude(x), broadcast(0x1p29f), _CMP_NLT_UQ) == 0;
   });
   return small;
 }
 
-// Stores integers clamped to a range of int8 or uint8. Those of `x` are less than 2^31 in magnitude.
-template <int Vectors>
-QFUSE_INLINE void store_clamped(int8_t* out, const Ints* x, __m512i low, __m512i high,
-                                bool is_signed) {
-  const auto clamped = [&](Ints a, Ints b) QFUSE_LAMBDA {
-    const __m512i both = _mm512_packs_epi32(bits<__m512i>(a), bits<__m512i>(b));
-    return _mm512_min_epi16(_mm512_max_epi16(both, low), high);
+// Adds `zero` to integers of less than 2^31 in magnitude, and stores them clamped to a range of int8
+// or uint8. Saturating to 16 and to 8 bits in between changes nothing.
+template <int Vectors, bool Signed>
+QFUSE_INLINE void store_clamped(int8_t* out, const Ints* x, __m512i zero, __m512i low,
+                                __m512i high) {
+  const auto moved = [&](Ints a, Ints b) QFUSE_LAMBDA {
+    return _mm512_adds_epi16(_mm512_packs_epi32(bits<__m512i>(a), bits<__m512i>(b)), zero);
   };
   // Within 16 bytes, packing takes four values of each operand in turn.
   if constexpr (Vectors == 4) {
-    const __m512i a = clamped(x[0], x[1]);
-    const __m512i b = clamped(x[2], x[3]);
-    const __m512i packed = is_signed ? _mm512_packs_epi16(a, b) : _mm512_packus_epi16(a, b);
+    const __m512i a = moved(x[0], x[1]);
+    const __m512i b = moved(x[2], x[3]);
+    const __m512i packed =
+        Signed ? _mm512_min_epi8(_mm512_max_epi8(_mm512_packs_epi16(a, b), low), high)
+               : _mm512_min_epu8(_mm512_max_epu8(_mm512_packus_epi16(a, b), low), high);
     const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
     _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, packed));
   } else {
     static_assert(Vectors == 2);
-    const __m256i packed = _mm512_cvtepi16_epi8(clamped(x[0], x[1]));
-    const __m256i order = _mm256_set_epi32(7, 5, 3, 1, 6, 4, 2, 0);
+    const __m512i both = moved(x[0], x[1]);
+    const __m256i a = _mm512_castsi512_si256(both);
+    const __m256i b = _mm512_extracti64x4_epi64(both, 1);
+    const __m256i least = _mm512_castsi512_si256(low), most = _mm512_castsi512_si256(high);
+    const __m256i packed =
+        Signed ? _mm256_min_epi8(_mm256_max_epi8(_mm256_packs_epi16(a, b), least), most)
+               : _mm256_min_epu8(_mm256_max_epu8(_mm256_packus_epi16(a, b), least), most);
+    const __m256i order = _mm256_set_epi32(7, 3, 5, 1, 6, 2, 4, 0);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
                         _mm256_permutevar8x32_epi32(packed, order));
   }
 }
+
+// quantize_columns where `stays_small` holds.
+template <int Vectors, bool Signed, class Step>
+QFUSE_INLINE void quantize_small(const qfuse::Epilogue& e, const Columns<Vectors>& c, Step step,
+                                 const int32_t* sums, int64_t rows, int8_t* out) {
+  const qfuse::Quantizer& q = e.quantizer;
+  const float moved = q.zero;
+  // Rounding is monotonic, so that clamping after it to rounded bounds is the same.
+  const auto bound = [&](float x) QFUSE_LAMBDA {
+    return _mm512_set1_epi8(static_cast<int8_t>(_mm_cvtss_i32(_mm_set_ss(x)) + static_cast<int32_t>(moved)));
+  };
+  const __m512i low = bound(q.least), high = bound(q.most);
+  const __m512i zero = _mm512_set1_epi16(static_cast<int16_t>(moved));
+  const float scale = e.x_scale[0], factor = q.factor;
+  const int64_t ld = e.out_ld;
+  for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += ld, step.advance()) {
+    Ints x[Vectors];
+    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+      const Words total = bits<Words>(load<Ints>(sums + V * kLanes, kLanes)) - c.offset[V];
+      const Floats y = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[V];
+      x[V] = nearest(step.apply_to_small(y + c.bias[V], V * kLanes) * factor);
+    });
+    store_clamped<Vectors, Signed>(out, x, zero, low, high);
+  }
+}
 #endif
 
-template <int Vectors, class Added>
+template <int Vectors, class Step>
 void quantize_columns(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, int64_t rows,
                       int64_t column, int64_t columns) {
   const Columns<Vectors> c(e, column, columns);
-  Added added(e, row, column);
-  const qfuse::Quantizer q = e.quantizer;
-  const Ints zero = broadcast(static_cast<int32_t>(q.zero));
+  Step step(e, row, column);
   auto* out = static_cast<int8_t*>(e.out) + (row - e.out_row) * e.out_ld + column;
-  const auto scaled = [&](int64_t v, int64_t count, float scale) QFUSE_LAMBDA {
-    const Words total = bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - c.offset[v];
-    const Floats x = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[v];
-    // Without a bias this is x + 0, which quantizes to the same.
-    return added.added(x + c.bias[v], v * kLanes, count) * q.factor;
-  };
 #if defined(__AVX512BW__)
   if constexpr (Vectors == 2 || Vectors == 4) {
-    if (stays_small(e, c, added)) {
-      // Rounding is monotonic, so that clamping after it to rounded bounds is the same.
-      const auto bound = [&](float x) QFUSE_LAMBDA {
-        const Ints code = nearest(broadcast(x)) + zero;
-        return _mm512_set1_epi16(static_cast<int16_t>(code[0]));
-      };
-      const __m512i low = bound(q.least), high = bound(q.most);
-      const bool is_signed = e.out_type == qfuse::Element::s8;
-      const float scale = e.x_scale[0];
-      for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld, added.advance()) {
-        Ints x[Vectors];
-        Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
-          x[V] = nearest(scaled(V, kLanes, scale)) + zero;
-        });
-        store_clamped<Vectors>(out, x, low, high, is_signed);
+    if (stays_small(e, c, step)) {
+      if (e.out_type == qfuse::Element::s8) {
+        return quantize_small<Vectors, true>(e, c, step, sums, rows, out);
       }
-      return;
+      return quantize_small<Vectors, false>(e, c, step, sums, rows, out);
     }
   }
 #endif
-  for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld, added.advance()) {
+  const qfuse::Quantizer q = e.quantizer;
+  const Ints zero = broadcast(static_cast<int32_t>(q.zero));
+  for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld, step.advance()) {
     const float scale = e.x_scale[e.scale_per_row ? row + i : 0];
     c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      const Floats y = clamp(scaled(v, count, scale), q.least, q.most);
-      store(out + v * kLanes, __builtin_convertvector(moved_nearest(y, zero), Bytes), count);
+      const Words total = bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - c.offset[v];
+      const Floats x = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[v];
+      // Without a bias this is x + 0, which quantizes to the same.
+      const Floats y = step.apply(x + c.bias[v], v * kLanes, count) * q.factor;
+      store(out + v * kLanes,
+            __builtin_convertvector(moved_nearest(clamp(y, q.least, q.most), zero), Bytes), count);
     });
   }
 }
