@@ -12,6 +12,7 @@ import torch
 from qfuse.ir.events import Missed
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.stages.verify import verify
+from qfuse.optimize.attention.broadcast_repeated_heads import BroadcastRepeatedHeads
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
@@ -101,7 +102,11 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
 
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (FuseNormQuantize, FuseActivationQuantize)
 
-ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
+ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (
+    FuseRepeatedHeads,
+    BroadcastRepeatedHeads,
+    MergeQueries,
+)
 
 REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *FOLD_RULES,
