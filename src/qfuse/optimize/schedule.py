@@ -17,6 +17,7 @@ from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
 from qfuse.optimize.fold.constants import FoldConstants
+from qfuse.optimize.fold.factor import SinkFactor, SinkPowerOfTwo
 from qfuse.optimize.fold.scale import FoldScale
 from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
@@ -76,7 +77,13 @@ _ROUNDS = 4
 # A round in which no rule fires is the last; most programs need one or two.
 _SPLIT_ROUNDS = 16
 
-FOLD_RULES: tuple[type[Rule[Any]], ...] = (FoldBatchNorm, FoldScale, FoldShift)
+FOLD_RULES: tuple[type[Rule[Any]], ...] = (
+    FoldBatchNorm,
+    FoldScale,
+    FoldShift,
+    SinkPowerOfTwo,
+    SinkFactor,
+)
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
