@@ -11,6 +11,7 @@ from qfuse.ir.stages.verify import verify
 from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
 from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
+from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.unrecognized import note_unrecognized
@@ -49,7 +50,12 @@ def normalize(
     # When every scale and correction of a product of integers has been found, and every weight
     # has been dequantized.
     if ATEN in known:
-        last: list[Rule[Any]] = [FuseIntProduct(), DequantizeCast(), FoldAddmmFactors()]
+        last: list[Rule[Any]] = [
+            FuseIntProduct(),
+            DequantizeCast(),
+            DequantizeOperand(),
+            FoldAddmmFactors(),
+        ]
         apply_rules(captured, last, context)
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
