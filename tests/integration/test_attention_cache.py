@@ -32,6 +32,11 @@ class Cached(nn.Module):
         scales: The shape of the scales of keys: chosen per token, given per head, or per tensor.
     """
 
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor
+    v_scale: torch.Tensor
+
     def __init__(self, scales: tuple[int, ...]) -> None:
         super().__init__()
         shape = (BATCH, SHARED, PLACES, WIDTH)
@@ -114,7 +119,8 @@ class Given(nn.Module):
             keys = decomposed.dequantize_per_token(k, scale, zero, *bounds, torch.float32)
         else:
             keys = scale * k.to(torch.float32)
-        return static(q, 0.03, 3) @ keys.mT
+        scores: torch.Tensor = static(q, 0.03, 3) @ keys.mT
+        return scores
 
 
 SCALES: dict[str, tuple[int, ...]] = {

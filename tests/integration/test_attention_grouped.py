@@ -93,7 +93,8 @@ class Einsum(nn.Module):
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
     ) -> torch.Tensor:
         """Attend."""
-        q = self.of_keys(q).unflatten(1, (SHARED, GROUP))
+        batch, _, rows, width = q.shape
+        q = self.of_keys(q).view(batch, SHARED, GROUP, rows, width)
         k, v = self.of_keys(k), self.of_values(v)
         if self.behind:
             q, k, v = q.permute(0, 3, 1, 2, 4), k.transpose(1, 2), v.transpose(1, 2)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -24,6 +22,7 @@ from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
+from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
 from qfuse.testing.run import random_inputs, run
 
@@ -197,7 +196,7 @@ def test_a_repetition_with_other_users() -> None:
     assert bits_same(run(done, inputs), run(source, inputs))
 
 
-def tiled(b: Any, node: Node, group: int) -> Node:
+def tiled(b: GraphBuilder, node: Node, group: int) -> Node:
     """All heads one after the other, several times."""
     return b.call(aten.repeat.default, node, [1, group, 1, 1])
 

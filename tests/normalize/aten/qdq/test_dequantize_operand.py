@@ -78,7 +78,9 @@ def refusal(program: CapturedGraph) -> Miss:
 
 
 def test_golden_a_scale_of_each_token() -> None:
-    assert_expected_inline(golden(Cache().done(), DequantizeOperand()), """\
+    assert_expected_inline(
+        golden(Cache().done(), DequantizeOperand()),
+        """\
 %q: int8[2, 3, 4, 8]
 const %one: float32[1, 1, 1, 1]
 %0 = qfuse.dequantize(%q, %one, None, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): float32[2, 3, 4, 8]
@@ -88,7 +90,8 @@ const %one: float32[1, 1, 1, 1]
 %2 = aten.transpose.int(%1, -1, -2): float32[2, 3, 8, 5]
 %3 = aten.matmul(%0, %2): float32[2, 3, 4, 5]
 return (%3)
-fired: dequantize-operand 1""")
+fired: dequantize-operand 1""",
+    )
 
 
 def inputs(case: Cache) -> list[torch.Tensor]:

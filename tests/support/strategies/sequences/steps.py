@@ -9,8 +9,9 @@ from tests.support.strategies.grower import Value
 from tests.support.strategies.linear_steps import ACTS
 from tests.support.strategies.movements import moved
 from tests.support.strategies.sequences.activations import quantized
+from tests.support.strategies.sequences.attention import attention, gram
 from tests.support.strategies.sequences.grower import SequenceGrower
-from tests.support.strategies.sequences.products import attention, product
+from tests.support.strategies.sequences.products import product
 from torch.fx.node import Argument
 
 from qfuse.ir.ops.views import shape_of
@@ -88,7 +89,11 @@ def _gated(g: SequenceGrower) -> None:
 
 def _attention(g: SequenceGrower) -> None:
     x = g.sequence(_wide)
-    if x is not None:
+    if x is None:
+        return
+    if g.chance(4):
+        gram(g, x, quantized)
+    else:
         attention(g, quantized(g, x) if g.draw_bool() else x, quantized)
 
 
