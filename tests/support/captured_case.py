@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tests.support.cases.lowering import NO_KERNELS
 from tests.support.sources.dialects import strides
+from tests.support.strategies.grower import hint
 from torch.fx import Node
 
 from qfuse import kernels
@@ -68,7 +69,7 @@ class CapturedCase:
             if node.op == "placeholder" or computed & set(node.all_input_nodes):
                 computed.add(node)
         values = [node.meta.get("val") for node in computed]
-        shapes = [list(map(_hint, v.shape)) for v in values if isinstance(v, torch.Tensor)]
+        shapes = [list(map(hint, v.shape)) for v in values if isinstance(v, torch.Tensor)]
         return any(1 in shape[1:] for shape in shapes if len(shape) > _LEAST_IMAGE)
 
     def inputs(self, which: int = 0) -> list[torch.Tensor]:
@@ -78,11 +79,6 @@ class CapturedCase:
             draw_input(spec, self.sizes[which], random, exact=self.exact)
             for spec in self.program.signature.inputs
         ]
-
-
-def _hint(size: int | torch.SymInt) -> int:
-    """The size in the trace."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def draw_input(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TypeVar
 
 import torch
 from hypothesis import strategies as st
 from tests.support.strategies.mx import mx_tensors
 from tests.support.strategies.quant_specs import FLOATS, SEEDS
+from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Argument
 
@@ -22,6 +24,9 @@ from qfuse.testing.quant import stored_like
 
 T = TypeVar("T")
 Size = int | torch.SymInt
+
+MOST_ELEMENTS = 6000
+"""What no value exceeds at the sizes of the trace, so that an example takes milliseconds."""
 
 _RANGES = {
     torch.int8: [(-128, 127), (-128, 127), (-127, 127), (-8, 7), (0, 127)],
@@ -69,6 +74,11 @@ class Params:
         """The arguments of quantize and dequantize besides what they read."""
         plain = (self.scale, self.zero, str(self.spec))
         return plain if self.outer is None else (*plain, self.outer)
+
+
+def hint(size: Size) -> int:
+    """The size in the trace."""
+    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def text_of(sizes: Sequence[Size]) -> tuple[str, ...]:
@@ -130,10 +140,10 @@ class Grower:
             return None
         return self.pick(fitting[::-1]) if self.chance(3) else fitting[-1]
 
-    def name(self, hint: str) -> str:
+    def name(self, stem: str) -> str:
         """A name that nothing has."""
         self._names += 1
-        return f"{hint}{self._names}"
+        return f"{stem}{self._names}"
 
     def numbers(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Random real numbers; multiples of 1/8 below 16 if sums must be exact."""
@@ -147,12 +157,34 @@ class Grower:
         self.values.append(value)
         return value
 
-    def input(self, shape: Sequence[int | str], dtype: torch.dtype) -> Value:
-        """Add an input of the graph; sizes given as names are symbolic."""
-        node = self.b.arg(self.name("x"), dtype, *shape)
+    def made(self, op: OpOverload, *args: Argument, coarse: bool = False, **kw: Argument) -> Value:
+        """Add a call whose result joins the pool."""
+        return self.add(self.b.call(op, *args, **kw), coarse=coarse)
+
+    def arg(
+        self,
+        stem: str,
+        dtype: torch.dtype,
+        shape: Sequence[int | str],
+        order: Sequence[int] | None = None,
+    ) -> Node:
+        """Add an input that does not join the pool; sizes given as names are symbolic."""
+        node = self.b.arg(self.name(stem), dtype, *shape, order=order)
         named = zip(shape_of(node), shape, strict=True)
         self.symbols |= {str(size): name for size, name in named if isinstance(name, str)}
-        return self.add(node, coarse=True)
+        return node
+
+    def input(self, shape: Sequence[int | str], dtype: torch.dtype) -> Value:
+        """Add an input of the graph; sizes given as names are symbolic."""
+        return self.add(self.arg("x", dtype, shape), coarse=True)
+
+    def elements(self, node: Node) -> int:
+        """The number of elements in the trace."""
+        return prod(map(hint, shape_of(node)))
+
+    def real(self, value: Value) -> torch.dtype:
+        """The float type of a value."""
+        return dtype_of(value.node)
 
     def shape(self, node: Node) -> list[int | str] | None:
         """The sizes of a tensor as an input takes them; ``None`` if one is an expression."""

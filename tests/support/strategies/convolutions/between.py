@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from tests.support.strategies.convolutions.grower import MOST_ELEMENTS, ImageGrower
-from tests.support.strategies.grower import Value
+from tests.support.strategies.convolutions.grower import ImageGrower
+from tests.support.strategies.grower import MOST_ELEMENTS, Value
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 

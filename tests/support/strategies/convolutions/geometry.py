@@ -8,7 +8,8 @@ from math import prod
 
 import torch
 from hypothesis import strategies as st
-from tests.support.strategies.convolutions.grower import MOST_ELEMENTS, ImageGrower
+from tests.support.strategies.convolutions.grower import ImageGrower
+from tests.support.strategies.grower import MOST_ELEMENTS
 from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Argument

@@ -7,22 +7,12 @@ from dataclasses import dataclass, field
 from math import prod
 
 import torch
-from tests.support.strategies.grower import Grower, Size, Value, text_of
-from torch._ops import OpOverload
+from tests.support.strategies.grower import Grower, Value, hint, text_of
 from torch.fx import Node
-from torch.fx.node import Argument
 
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import shape_of
 
 aten = torch.ops.aten
-
-MOST_ELEMENTS = 6000
-"""What no value exceeds at the sizes of the trace, so that an example takes milliseconds."""
-
-
-def hint(size: Size) -> int:
-    """The size in the trace."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 @dataclass
@@ -54,19 +44,6 @@ class ImageGrower(Grower):
             order = axes[::-1]
         return self.add(self.arg("x", dtype, shape, order), coarse=True)
 
-    def arg(
-        self,
-        hint_of_name: str,
-        dtype: torch.dtype,
-        shape: Sequence[int | str],
-        order: Sequence[int] | None = None,
-    ) -> Node:
-        """Add an input of any kind, which does not count as an image."""
-        node = self.b.arg(self.name(hint_of_name), dtype, *shape, order=order)
-        named = zip(shape_of(node), shape, strict=True)
-        self.symbols |= {str(size): name for size, name in named if isinstance(name, str)}
-        return node
-
     def channels(self, node: Node) -> int:
         """The number of channels of an image."""
         return int(shape_of(node)[self.channel_axis])
@@ -74,10 +51,6 @@ class ImageGrower(Grower):
     def spatial(self, node: Node) -> list[int]:
         """The spatial sizes of an image in the trace."""
         return [hint(size) for size in shape_of(node)[self.channel_axis + 1 :]]
-
-    def elements(self, node: Node) -> int:
-        """The number of elements in the trace."""
-        return prod(map(hint, shape_of(node)))
 
     def scattered(self, node: Node) -> bool:
         """Whether the positions of one channel are not next to each other, as in channels-last."""
@@ -105,11 +78,3 @@ class ImageGrower(Grower):
 
         known = [v for v in self.values if self.is_image(v)]
         return [v for v in reversed(known) if key(v.node) == key(node)]
-
-    def made(self, op: OpOverload, *args: Argument, coarse: bool = False, **kw: Argument) -> Value:
-        """Add a call whose result is an image."""
-        return self.add(self.b.call(op, *args, **kw), coarse=coarse)
-
-    def real(self, value: Value) -> torch.dtype:
-        """The float type of an image."""
-        return dtype_of(value.node)

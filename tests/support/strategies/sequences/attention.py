@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from tests.support.strategies.grower import Value
-from tests.support.strategies.sequences.grower import MOST_AXES, SequenceGrower, hint
+from tests.support.strategies.grower import Value, hint
+from tests.support.strategies.sequences.grower import MOST_AXES, SequenceGrower
 from tests.support.strategies.sequences.products import product
 from torch.fx import Node
 from torch.fx.node import Argument

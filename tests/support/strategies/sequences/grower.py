@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
-from tests.support.strategies.grower import Grower, Size, Value, text_of
+from tests.support.strategies.grower import MOST_ELEMENTS, Grower, Value, text_of
 from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Argument
 
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import shape_of
 
-MOST_ELEMENTS = 6000
-"""What no value exceeds at the sizes of the trace, so that an example takes milliseconds."""
 MOST_AXES = 4
-
-
-def hint(size: Size) -> int:
-    """The size in the trace."""
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 @dataclass
@@ -44,17 +36,6 @@ class SequenceGrower(Grower):
         node.meta["val"] = like.meta["val"].new_empty(like.meta["val"].shape)
         return node
 
-    def made(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Value:
-        """Add a call whose result is a sequence."""
-        return self.add(self.call(op, *args, **kwargs))
-
-    def arg(self, hint_of_name: str, dtype: torch.dtype, shape: Sequence[int | str]) -> Node:
-        """Add an input of any kind, which does not count as a sequence."""
-        node = self.b.arg(self.name(hint_of_name), dtype, *shape)
-        named = zip(shape_of(node), shape, strict=True)
-        self.symbols |= {str(size): name for size, name in named if isinstance(name, str)}
-        return node
-
     def is_sequence(self, value: Value) -> bool:
         """Whether a value is a float tensor with a known number of features, and not too large."""
         sizes = shape_of(value.node)
@@ -67,10 +48,6 @@ class SequenceGrower(Grower):
         """Choose a sequence that fits, the newest one most of the time."""
         return self.value(lambda v: self.is_sequence(v) and fits(v))
 
-    def elements(self, node: Node) -> int:
-        """The number of elements in the trace."""
-        return prod(map(hint, shape_of(node)))
-
     def features(self, value: Value) -> int:
         """The size of the last axis."""
         return int(shape_of(value.node)[-1])
@@ -79,16 +56,12 @@ class SequenceGrower(Grower):
         """The number of axes."""
         return len(shape_of(value.node))
 
-    def real(self, value: Value) -> torch.dtype:
-        """The float type of a sequence."""
-        return dtype_of(value.node)
-
     def alike(self, value: Value) -> list[Value]:
         """The sequences of the same sizes and type, newest first."""
         key = text_of(self.sizes(value)), self.real(value)
         known = [v for v in self.values if self.is_sequence(v)]
         return [v for v in reversed(known) if (text_of(self.sizes(v)), self.real(v)) == key]
 
-    def vector(self, size: int, dtype: torch.dtype, hint_of_name: str = "c") -> Node:
+    def vector(self, size: int, dtype: torch.dtype, stem: str = "c") -> Node:
         """Add a constant of one number per feature."""
-        return self.b.const(self.name(hint_of_name), self.numbers((size,), dtype))
+        return self.b.const(self.name(stem), self.numbers((size,), dtype))

@@ -187,7 +187,7 @@ def _sum(g: SequenceGrower) -> None:
     pair = [x.node, other]
     if isinstance(other, torch.fx.Node) and g.draw_bool():
         pair.reverse()
-    y = g.made(op, *pair, **factors)
+    y = g.add(g.call(op, *pair, **factors))
     if g.chance(3) and g.is_sequence(y):
         quantized(g, y)
 
