@@ -25,7 +25,7 @@ def attention(g: SequenceGrower, x: Value, quantized: Quantizer) -> Value | None
     if not _is_small(g, x):
         return None
     size = g.pick([8, 4, 16])
-    heads = rank == 3 and g.draw_bool()
+    heads = rank == 3 and not g.chance(3)
     # Heads of queries that share keys and values.
     shared = heads and g.draw_bool()
     parts = [
@@ -35,7 +35,7 @@ def attention(g: SequenceGrower, x: Value, quantized: Quantizer) -> Value | None
     query, key, value = parts
     if {(g.rank(part), g.real(part)) for part in parts} != {(rank + heads, g.real(query))}:
         return None
-    if g.chance(4):
+    if g.chance(3):
         key = _cached(g, key)
     if shared:
         repeat = g.pick([_expanded, _interleaved])
@@ -56,7 +56,29 @@ def _part(g: SequenceGrower, x: Value, size: int, heads: int, quantized: Quantiz
     part = product(g, x, size // _HEADS * heads if heads else size)
     if heads and g.rank(part) == g.rank(x):
         part = _split(g, part, heads)
-    return part if g.chance(3) else quantized(g, part)
+    return part if g.chance(5) else quantized(g, part)
+
+
+def grouped_scores(g: SequenceGrower, quantized: Quantizer) -> None:
+    """Products of queries that are given with keys that several heads share."""
+    batch, shared, size = g.pick([2, 1]), g.pick([2, 1, 3]), g.pick([8, 16, 5])
+    lead = [batch, shared * _HEADS, g.pick([3, 1, 7]), size]
+    query = quantized(g, g.add(g.arg("q", torch.float32, lead)))
+    key = g.add(g.arg("k", torch.float32, [batch, shared, g.pick([5, 1, 4]), size]))
+    first, repeat = g.draw_bool(), g.pick([_expanded, _interleaved])
+    if g.chance(3):
+        key = repeat(g, _cached(g, key))
+    else:
+        key = quantized(g, repeat(g, key)) if first else repeat(g, quantized(g, key))
+    if g.rank(query) != MOST_AXES or g.rank(key) != MOST_AXES or g.real(query) != g.real(key):
+        return
+    if g.chance(3):
+        query = Value(_scaled(g, query.node, size))
+    y = g.made(aten.matmul.default, query.node, g.call(aten.transpose.int, key.node, -2, -1))
+    if g.draw_bool():
+        rows, columns = shape_of(y.node)[-2:]
+        mask = g.arg("mask", torch.float32, [g.pick([1, batch]), 1, int(rows), int(columns)])
+        g.made(aten.add.Tensor, y.node, mask)
 
 
 def gram(g: SequenceGrower, x: Value, quantized: Quantizer) -> Value | None:

@@ -9,7 +9,7 @@ from tests.support.strategies.grower import Value
 from tests.support.strategies.linear_steps import ACTS
 from tests.support.strategies.movements import moved
 from tests.support.strategies.sequences.activations import quantized
-from tests.support.strategies.sequences.attention import attention, gram
+from tests.support.strategies.sequences.attention import attention, gram, grouped_scores
 from tests.support.strategies.sequences.grower import SequenceGrower
 from tests.support.strategies.sequences.products import product
 from torch.fx.node import Argument
@@ -95,6 +95,10 @@ def _attention(g: SequenceGrower) -> None:
         gram(g, x, quantized)
     else:
         attention(g, quantized(g, x) if g.draw_bool() else x, quantized)
+
+
+def _grouped(g: SequenceGrower) -> None:
+    grouped_scores(g, quantized)
 
 
 def _norm(g: SequenceGrower) -> None:
@@ -271,6 +275,7 @@ _STEPS: list[Callable[[SequenceGrower], None]] = [
     block,
     _gated,
     _attention,
+    _grouped,
     block,
     _norm,
     _act,

@@ -56,17 +56,6 @@ Size size_of(const Matmul& matmul) {
   return {x.size(-2), other.size(-1), k, k > most};
 }
 
-std::vector<int64_t> batch_of(const at::Tensor& tensor) {
-  return tensor.sizes().slice(0, tensor.dim() - 2).vec();
-}
-
-// `batch`, and two more axes.
-std::vector<int64_t> shape_of(std::vector<int64_t> batch, int64_t rows, int64_t columns) {
-  batch.push_back(rows);
-  batch.push_back(columns);
-  return batch;
-}
-
 // Parameters of an operand, one for each element of `shape`.
 at::Tensor spread(const at::Tensor& given, at::IntArrayRef shape, const char* what) {
   TORCH_CHECK(at::is_expandable_to(given.sizes(), shape), what, " of shape ", given.sizes(),
@@ -261,10 +250,7 @@ class Worker {
         totals_(kBlock * sizeof(int32_t)),
         sums_path_(path_of_sums()),
         deep_(p.path, sums_path_, p.right.ones.data(), p.size.deep ? rows_ : 0),
-        epilogue_(p.epilogue) {
-    // Float sums have no zero points.
-    if (p.size.deep) epilogue_.x_zero = nullptr;
-  }
+        epilogue_(p.epilogue) {}
 
   void run(int64_t unit) {
     const int64_t entry = unit / p_.panels;
@@ -278,13 +264,10 @@ class Worker {
     for (int64_t block = 0; block < size.blocks(); ++block) {
       const int64_t columns = std::min(kBlock, size.n - block * kBlock);
       if (size.deep) {
-        Tile whole = all;
-        whole.rows = rows;
-        whole.b = packed + block * size.block_bytes();
-        whole.groups = size.groups();
-        whole.columns = columns;
         const ZeroPoints zero{zero_, p_.epilogue.zero_per_row, w_zero_ + block * kBlock};
-        deep_.totals(whole, tile, size.k, zero, sums_.get());
+        deep_.totals({all.a, all.lda, all.flip, rows, packed + block * size.block_bytes(),
+                      size.groups(), columns},
+                     tile, size.k, zero, sums_.get());
       }
       for (int64_t i = 0; !size.deep && i < rows; i += tile) {
         p_.path.multiply({all.a + i * all.lda, all.lda, all.flip, std::min(tile, rows - i),
@@ -297,8 +280,7 @@ class Worker {
 
   void release() const {
     p_.path.release();
-    const bool sums = p_.size.deep || !p_.right.before;
-    if (sums && &sums_path_ != &p_.path) sums_path_.release();
+    if (&sums_path_ != &p_.path) sums_path_.release();
   }
 
  private:
@@ -355,7 +337,8 @@ class Worker {
     zero_ = from.zero_per_row ? from.x_zero + row : from.x_zero;
     w_zero_ = right.zero.const_data_ptr<int32_t>() + own * right.zero_step;
     epilogue_.w_scale = right.scale.const_data_ptr<float>() + own * right.scale_step;
-    if (!p_.size.deep) epilogue_.x_zero = zero_;
+    // Float sums have no zero points.
+    epilogue_.x_zero = p_.size.deep ? nullptr : zero_;
     if (right.has_zero && !p_.size.deep) {
       epilogue_.x_sums = x_sums_.as<int32_t>();
       epilogue_.w_zero = w_zero_;
