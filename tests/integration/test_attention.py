@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
 import pytest
 import torch
+from tests.support.attention_models import (
+    KERNEL,
+    assert_close,
+    compiled,
+    kernels,
+    per_row,
+    products,
+    static,
+)
 from torch import nn
-
-import qfuse
-from qfuse.ir.events import Lowered
-from qfuse.targets import Target
-
-importlib.import_module("torch.ao.quantization.fx._decomposed")
-decomposed = torch.ops.quantized_decomposed
 
 pytestmark = [
     pytest.mark.own_kernels,
@@ -23,23 +24,6 @@ pytestmark = [
 ]
 
 HEADS, WIDTH = 4, 64
-KERNEL = "qfuse.matmul_a8a8"
-
-
-def static(x: torch.Tensor, scale: float, zero: int, dtype: torch.dtype) -> torch.Tensor:
-    """Quantize and dequantize as PT2E does."""
-    info = torch.iinfo(dtype)
-    settings = (scale, zero, info.min, info.max, dtype)
-    q = decomposed.quantize_per_tensor(x, *settings)
-    real: torch.Tensor = decomposed.dequantize_per_tensor(q, *settings)
-    return real
-
-
-def per_row(x: torch.Tensor) -> torch.Tensor:
-    """Quantize and dequantize with a scale of each row, by hand."""
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
-    q = torch.clamp(torch.round(x / scale), -128, 127).to(torch.int8)
-    return q.to(torch.float32) * scale
 
 
 class Static(nn.Module):
@@ -109,47 +93,21 @@ def inputs(batch: int, rows: int, columns: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-def compiled(name: str, args: tuple[torch.Tensor, ...], shapes: Any = None) -> Any:
-    """Compile without C++, and check every site."""
-    return qfuse.compile(
-        MODELS[name]().eval(),
-        args,
-        dynamic_shapes=shapes,
-        options={"backend": "eager"},
-        check="site",
-        target=Target.for_testing(),
-    )
-
-
-def products(fast: Any) -> list[Lowered]:
-    """Return how the products were lowered."""
-    return [e for e in fast.report.events if isinstance(e, Lowered) and " x " in e.what]
-
-
-def assert_close(name: str, fast: Any, args: tuple[torch.Tensor, ...]) -> None:
-    """Check that a few quantized values differ by a step at most."""
-    with torch.no_grad():
-        want, got = MODELS[name]()(*args), fast(*args)
-    assert (got.shape, got.stride()) == (want.shape, want.stride())
-    noise = (got - want).double().square().mean() / want.double().square().mean()
-    assert noise < 1e-3, "30 dB: a few flipped codes, not another function"
-
-
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", MODELS)
 def test_both_products_run_on_the_kernel(name: str) -> None:
-    args = inputs(2, 48, 80)
-    fast = compiled(name, args)
+    args, model = inputs(2, 48, 80), MODELS[name]()
+    fast = compiled(model, args)
 
     assert fast.report.rolled_back == ()
-    assert [event.kernel for event in products(fast)] == [KERNEL] * 2
-    assert_close(name, fast, args)
-    assert_close(name, fast, inputs(2, 48, 80))
+    assert kernels(fast) == [KERNEL] * 2
+    assert_close(model, fast, args)
+    assert_close(model, fast, inputs(2, 48, 80))
 
 
 @pytest.mark.numeric
 def test_the_scale_and_the_mask_are_in_the_kernel() -> None:
-    first, second = products(compiled("static", inputs(2, 48, 80)))
+    first, second = products(compiled(Static(), inputs(2, 48, 80)))
 
     assert "| mul(0)|add(1,1.0)" in first.what
     assert second.what.endswith("-> int8")
@@ -161,11 +119,12 @@ def test_the_scale_and_the_mask_are_in_the_kernel() -> None:
 def test_dynamic_sizes(name: str) -> None:
     batch = torch.export.Dim("batch", max=64)
     rows, columns = torch.export.Dim("rows", max=512), torch.export.Dim("columns", max=512)
-    shapes = (
+    shapes: Any = (
         {0: batch, 1: rows}, {0: batch, 1: columns}, {0: batch, 1: columns}, {0: batch, 3: columns},
     )  # fmt: skip
-    fast = compiled(name, inputs(2, 48, 80), shapes)
+    model = MODELS[name]()
+    fast = compiled(model, inputs(2, 48, 80), shapes)
 
-    assert [event.kernel for event in products(fast)] == [KERNEL] * 2
+    assert kernels(fast) == [KERNEL] * 2
     for sizes in ((2, 48, 80), (1, 1, 1), (3, 17, 5), (1, 130, 257)):
-        assert_close(name, fast, inputs(*sizes))
+        assert_close(model, fast, inputs(*sizes))

@@ -61,3 +61,21 @@ def test_of_two_quantizes_of_one_norm_the_second_stays() -> None:
         "qfuse.layer_norm already returns a quantized result with other parameters; "
         "no fused op uses it"
     )
+
+
+def test_attention_does_not_quantize_its_weights() -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 1, 1)
+    parts = [
+        block.quantized(b.arg(name, torch.float32, 2, 3, 5, 8), per_tensor(4), name)
+        for name in ("q", "k", "v")
+    ]
+    out = b.call(aten.scaled_dot_product_attention.default, *parts)
+    program = optimize(b.done(out))
+
+    told = (
+        "aten.scaled_dot_product_attention computes in float, since it does not quantize the "
+        "weights that it multiplies with the values: write matmul, softmax, a quantize and "
+        "matmul instead"
+    )
+    assert reasons(program, ops.dequantize) == [told] * 3

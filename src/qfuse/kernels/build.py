@@ -65,6 +65,7 @@ _PLAIN_LOOPS = {
     "linear/linear_w8a8.cpp": ("-O3",),
     "linear/linear_a16.cpp": ("-O3",),
     "linear/group_operands.cpp": ("-O3",),
+    "matmul/deep_sums.cpp": ("-O3",),
     "matmul/pack_right.cpp": ("-O3",),
 }
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")

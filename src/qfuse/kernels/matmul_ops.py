@@ -4,8 +4,8 @@
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
 batch axes broadcast:
 
-1. ``total = sum over k of (x - x_zero_point) * (other - other_zero_point)``, exact in int32 for K
-   up to 65536, or 32768 if ``other`` is uint8 or has a zero point; larger K raises.
+1. ``total = sum over k of (x - x_zero_point) * (other - other_zero_point)``, exact: in int32 for K
+   up to 65536, or 32768 if ``other`` is uint8 or has a zero point, and in int64 for larger K.
 2. ``y = float32(total) * x_scale * other_scale``, from left to right in float32 without fused
    multiply-add, then rounded to ``product_dtype``, and the epilogue ops and the result as in
    :mod:`qfuse.kernels.ops`. The epilogue has no GLU.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
@@ -16,6 +17,8 @@ from qfuse.ir.ops.views import result_of
 
 # Users beyond this many do not make a reason clearer.
 _MOST_USERS = 64
+
+_ATTENTION = (aten.scaled_dot_product_attention.default,)
 
 
 def reason_to_stay(node: Node) -> str:
@@ -33,6 +36,11 @@ def reason_to_stay(node: Node) -> str:
             )
         if all(user.op == "output" for user in node.users):
             return "its float values are a result of the model"
+        if all(is_call(user, *_ATTENTION) for user in node.users):
+            return (
+                f"{users} computes in float, since it does not quantize the weights that it "
+                "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
+            )
         return f"its float values are used by {users}, which no rule fused with it"
     return "it changes the parameters between two quantized ops"
 

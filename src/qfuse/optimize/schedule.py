@@ -12,10 +12,12 @@ import torch
 from qfuse.ir.events import Missed
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
 from qfuse.ir.stages.verify import verify
+from qfuse.optimize.attention.broadcast_repeated_heads import BroadcastRepeatedHeads
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
 from qfuse.optimize.fold.constants import FoldConstants
+from qfuse.optimize.fold.factor import SinkFactor, SinkPowerOfTwo
 from qfuse.optimize.fold.scale import FoldScale
 from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
@@ -78,7 +80,13 @@ _ROUNDS = 4
 # A round in which no rule fires is the last; most programs need one or two.
 _SPLIT_ROUNDS = 16
 
-FOLD_RULES: tuple[type[Rule[Any]], ...] = (FoldBatchNorm, FoldScale, FoldShift)
+FOLD_RULES: tuple[type[Rule[Any]], ...] = (
+    FoldBatchNorm,
+    FoldScale,
+    FoldShift,
+    SinkPowerOfTwo,
+    SinkFactor,
+)
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
 
@@ -110,7 +118,11 @@ RESULT_RULES: tuple[type[Rule[Any]], ...] = (
 
 INPUT_RULES: tuple[type[Rule[Any]], ...] = (FuseGate, FuseStoredNorm, FuseStoredSoftmax)
 
-ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (FuseRepeatedHeads, MergeQueries)
+ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (
+    FuseRepeatedHeads,
+    BroadcastRepeatedHeads,
+    MergeQueries,
+)
 
 REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *FOLD_RULES,

@@ -164,6 +164,10 @@ def test_the_same_tensor_on_both_sides(isa: str) -> None:
         (0, 255, 127, None, 1 << 16),
         (255, 0, 127, -128, 1 << 15),
         (0, 255, -128, 127, 1 << 15),
+        (255, 0, -128, None, (1 << 16) + 1),
+        (255, 0, -128, None, (1 << 17) + 4),
+        (0, 255, 127, -128, (1 << 15) + 1),
+        (0, 255, -128, 127, (1 << 17) + 3),
     ],
 )
 def test_the_largest_sums_are_exact(
@@ -181,6 +185,52 @@ def test_the_largest_sums_are_exact(
     )
 
     assert torch.equal(case.run(), case.expected())
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kinds", [("tensor", "tensor"), ("lines", "lines")], ids="-".join)
+@pytest.mark.parametrize("dtypes", list(itertools.product(SIGNS, SIGNS)), ids=str)
+def test_sums_that_int32_does_not_hold(
+    isa: str, dtypes: tuple[torch.dtype, torch.dtype], kinds: tuple[str, str], threads: int
+) -> None:
+    del isa
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for (m, n, k), zeros in zip(
+            ((3, 66, 65_540), (26, 5, 65_543), (1, 3, 140_001)),
+            ((True, True), (False, False), (True, False)),
+            strict=True,
+        ):
+            case = product(
+                (2, m, k),
+                (2, k, n),
+                dtypes=dtypes,
+                kinds=kinds,
+                zero_points=zeros,
+                transposed=m > 1,
+            )
+            assert torch.equal(case.run(), case.expected()), (m, n, k)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.numeric
+def test_an_epilogue_and_a_quantized_result_of_long_sums(isa: str) -> None:
+    del isa
+    case = product((2, 5, 65_541), (2, 65_541, 7), zero_points=(True, True))
+    case = replace(case, x_scale=torch.tensor(1e-4), other_scale=torch.tensor(1e-4))
+    mask = torch.randn(5, 7)
+    steps = case.with_options(epilogue="add(0,1.0)|act(relu)", extras=[mask])
+    want = torch.relu(case.expected() + mask)
+    assert torch.equal(steps.run(), want)
+
+    output = {"out_dtype": torch.int8, "quant_min": -128, "quant_max": 127}
+    got = steps.run_quantized(
+        out_scale=torch.tensor(0.03), out_zero_point=torch.tensor(3), **output
+    )
+    assert torch.equal(got, ((want * (1 / 0.03)).round() + 3).clamp(-128, 127).to(torch.int8))
 
 
 STEPS = (

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.matmul import Products, rowwise
+from tests.support.cases.matmul import Products
 from tests.support.values import bits_same
 
 from qfuse.ir.events import MissCode
@@ -15,18 +15,19 @@ from qfuse.optimize.fuse.einsum import SpellEinsum
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
+from qfuse.testing.quant import per_token
 from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 F32 = torch.float32
-SIZES: dict[str, int | str] = {"b": 2, "h": 3, "q": "m", "k": 5, "d": 8}
+SIZES: dict[str, int | str] = {"b": 2, "h": 3, "g": 4, "q": "m", "k": 5, "d": 8}
 
 
 def source(equation: str, *, rows: bool = False) -> NormalGraph:
     """Return an einsum of two quantized tensors."""
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     x, k = (tuple(SIZES[name] for name in term) for term in terms)
-    case = Products(x, k, rowwise(len(x)) if rows else None)
+    case = Products(x, k, (per_token(len(x)), per_token(len(k))) if rows else None)
     return case.done(case.b.call(aten.einsum.default, equation, [case.x, case.k]))
 
 
@@ -71,9 +72,19 @@ EQUATIONS = (
     "qd,kd->kq",
     "dqb,dbk->bqk",
     "bhqd,bhkd->hbqk",
+    "bhgqd,bhkd->bhgqk",
+    "bqhgd,bkhd->bhgqk",
+    "bhgqk,bhkd->bhgqd",
+    "bhgqk,bkhd->bqhgd",
+    "bhqd,hkd->bhqk",
+    "bhqd,kd->bhqk",
+    "qd,bhkd->bhkq",
 )
 # Scales of rows of both operands, which are not along the summed axis.
-ROWS = ("bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "qd,kd->kq", "bhqd,bhkd->hbqk")
+ROWS = (
+    *("bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "qd,kd->kq", "bhqd,bhkd->hbqk"),
+    *("bhgqd,bhkd->bhgqk", "bqhgd,bkhd->bhgqk", "bhgqd,bkhd->bqhgk"),
+)
 
 
 @pytest.mark.numeric
@@ -99,7 +110,9 @@ def test_products_of_matrices(equation: str, rows: bool) -> None:
         "bhqd,bhkd",
         "bhqd,bhkd->bhq",
         "bhqd,hkd->bqk",
-        "bhqd,kd->bhqk",
+        "bqd,kd->qk",
+        "bqd,bd->bq",
+        "bd,bkd->bk",
         "qd,qd->q",
         "qd,qd->qd",
         "q,k->qk",
@@ -109,6 +122,30 @@ def test_refuses_other_equations(equation: str) -> None:
     miss = refusal(source(equation))
     assert miss.code is MissCode.PATTERN
     assert miss.reason == f"{equation} is not a product of matrices"
+
+
+@pytest.mark.parametrize("equation", ["qd,bhkd->bhqk", "bqd,hkd->bhqk"])
+def test_refuses_a_result_with_rows_outside_of_the_batch(equation: str) -> None:
+    miss = refusal(source(equation))
+    assert miss.code is MissCode.SHAPE
+    assert miss.reason.endswith("of the result are not those of a product of matrices")
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("equation", ["bhgqd,bhkd->bhgqk", "bqhgd,bkhd->bhgqk"])
+def test_axes_of_one_element(equation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for one in ("bhg", "q", "k", "bhgqk"):
+        with monkeypatch.context() as patch:
+            for name in one:
+                patch.setitem(SIZES, name, 1)
+            program = source(equation)
+        before = clone(program)
+        done = optimize(program)
+        assert any(as_fused_matmul(node) for node in done.graph.nodes)
+        inputs = random_inputs(before, m=7)
+        (got,), (want,) = run(done, inputs), run(before, inputs)
+        assert (got.shape, got.stride()) == (want.shape, want.stride())
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_refuses_an_axis_that_is_broadcast() -> None:

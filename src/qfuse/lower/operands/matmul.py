@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from qfuse.cost.sizes import SizeRange, at_points
 from qfuse.cost.work import ComputeKind, Work, WorkRange, pointwise_work, without_calls
 from qfuse.ir.dtypes import BYTES, FLOATS, bit_width
@@ -18,10 +16,6 @@ from qfuse.ir.sizes import Size, is_row_major, same_size
 from qfuse.lower.operands.checks import check_qparams, check_zero_point, stored_name_of
 from qfuse.lower.problems.matmul import MatmulProblem
 
-# As for weights: 255 * 128 * 2^16 and, with a zero point, 255 * 255 * 2^15 are below 2^31.
-_MOST_K = 1 << 16
-_MOST_K_WITH_ZERO = 1 << 15
-
 _COLUMNS, _ROWS = -1, -2
 
 # Measured: bytes are rearranged at a quarter of the speed of a copy, and allocating and filling
@@ -31,7 +25,7 @@ _PACKING_CALLS = 3
 
 
 def check_matmul(problem: MatmulProblem) -> Refusal | None:
-    """Refuse operands that the kernel does not read, and sums that could overflow."""
+    """Refuse operands that the kernel does not read."""
     fused = problem.fused
     if problem.float_dtype not in FLOATS:
         return Refusal(f"the product is computed in {dtype_name(problem.float_dtype)}")
@@ -40,7 +34,6 @@ def check_matmul(problem: MatmulProblem) -> Refusal | None:
     return (
         _check_operand("left operand", fused.x_params, shape_of(fused.x), _COLUMNS)
         or _check_operand("right operand", fused.other_params, shape_of(fused.other), _ROWS)
-        or _check_depth(problem)
     )
 
 
@@ -63,22 +56,6 @@ def _check_operand(
     if not all(b == 1 or covers(b, size) or same_size(size, 1) for b, size in sizes):
         return Refusal(f"the {name} is scaled in blocks of {spec.block_text()}")
     return check_qparams(params, name) or check_zero_point(params, name)
-
-
-def _check_depth(problem: MatmulProblem) -> Refusal | None:
-    params, high = problem.fused.other_params, problem.k.high
-    assert params is not None, "checked before"
-    # uint8 is multiplied as int8, which gives it a zero point.
-    has_zero = params.zero_point is not None or params.spec.dtype is torch.uint8
-    most = _MOST_K_WITH_ZERO if has_zero else _MOST_K
-    if high is None:
-        return Refusal(
-            f"the summed axis has no largest size, and sums of more than {most} products could "
-            "overflow: give its size a bound"
-        )
-    if high > most:
-        return Refusal(f"sums of {high} products could overflow; the limit is {most}")
-    return None
 
 
 def int8_work(problem: MatmulProblem, out_bits: int) -> list[WorkRange]:

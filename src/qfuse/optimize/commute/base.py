@@ -11,10 +11,13 @@ from typing import Any, ClassVar, Self, TypeAlias
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
 from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.base import Moved
+from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_convolution
 from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.matmul import as_matmul
 from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
@@ -149,11 +152,38 @@ def _uses_quantized(user: Node, depth: int) -> bool:
     product = as_linear(user) or as_convolution(user)
     if product is not None:
         return as_dequantize(product.weight) is not None
+    if _feeds_matmul(user, depth):
+        return True
     if not depth or not is_call(user, *_LOOKED_THROUGH):
         return False
     parts = user.all_input_nodes
     sinks = all(as_dequantize(p) is not None or is_call(p, *_LOOKED_THROUGH) for p in parts)
     return sinks and vanishes(user, depth - 1)
+
+
+def _feeds_matmul(user: Node, depth: int) -> bool:
+    """Whether ``user`` is a product of quantized activations, or a movement of its operand."""
+    product = as_matmul(user)
+    if product is not None:
+        return all(_is_quantized(operand, DEPTH) for operand in (product.x, product.other))
+    if not depth or movement_of(user) is None:
+        return False
+    users = list(islice(user.users, USERS))
+    # One user below each movement, so that the search is linear.
+    if len(users) == 1:
+        return _feeds_matmul(users[0], depth - 1)
+    return bool(users) and all(as_matmul(each) and _feeds_matmul(each, 0) for each in users)
+
+
+def _is_quantized(operand: Node, depth: int) -> bool:
+    """Whether an operand is a dequantize of values computed at run time, or a movement of one."""
+    for _ in range(depth):
+        movement = movement_of(operand)
+        if movement is None:
+            break
+        operand = movement.source
+    found = as_dequantize(operand)
+    return found is not None and constant_of(found.q) is None
 
 
 def lifted_work(

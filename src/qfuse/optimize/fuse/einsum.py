@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
+
+import torch
 
 from qfuse.ir.aten import aten
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import shape_of, tensor_of
-from qfuse.ir.sizes import same_size, same_strides
+from qfuse.ir.sizes import Size, same_size
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -22,6 +24,10 @@ from qfuse.rewrite.prelude import (
 )
 
 _OPERANDS = 2
+_MATRIX = 2
+
+
+Axes: TypeAlias = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,13 @@ class EinsumSite:
 
     Attributes:
         node: The einsum.
-        operands: Its operands, each with the order of axes ``[*batch, rows, columns]``.
+        operands: Its operands, each with the order of axes ``[*batch, rows, columns]``; ``None`` is
+            a batch axis that only the other one has.
         order: The order of axes of the result, as axes of the product.
     """
 
     node: Node
-    operands: tuple[tuple[Node, tuple[int, ...]], ...]
+    operands: tuple[tuple[Node, Axes], ...]
     order: tuple[int, ...]
 
 
@@ -53,11 +60,13 @@ class SpellEinsum(Rule[EinsumSite]):
         k -> dequantize -> permute --+-> aten.matmul
 
     The dequantizes then sink below the permutes, which are views, and are fused into the product. A
-    library may sum in another order.
+    library may sum in another order. Of several letters that only one operand has, the innermost
+    one of the result is that of the rows or columns. The others are batch axes along which the
+    other operand is broadcast, as keys are to the queries of a group in ``"bhgqd,bhkd->bhgqk"``.
 
     Refuses: a float operand; dots, repeated letters and sums of one operand; more or less than one
-    letter that is summed, or that only one operand and the result have; a result whose strides
-    would change.
+    letter that is summed; an operand without a letter of its own; a result whose strides are not
+    those of a product.
     """
 
     name = "spell-einsum"
@@ -75,30 +84,40 @@ class SpellEinsum(Rule[EinsumSite]):
             return Miss(MissCode.PATTERN, node, text, progress=0)
         terms, arrow, result = str(a["equation"]).replace(" ", "").partition("->")
         each = terms.split(",") if arrow else []
-        orders = _orders(each, result)
-        # A result that lists the letter of the right operand first is the product of both swapped.
-        if orders is not None and _inverse(orders[2])[-2:] != sorted(_inverse(orders[2])[-2:]):
-            orders, nodes = _orders(each[::-1], result), nodes[::-1]
-        if orders is None:
+        if not _multiplies_matrices(each, result):
             text = "{} is not a product of matrices"
             return Miss(MissCode.PATTERN, node, text, a["equation"], progress=2)
-        left, right, order = orders
+        made = _memory_order(tensor_of(node), each, result)
+        if made is None:
+            text = "the strides {} of the result are not those of a product of matrices"
+            return Miss(MissCode.SHAPE, node, text, tensor_of(node).stride(), progress=3)
+        # The product of both swapped, if the letter of the right operand comes first.
+        if made[-2] not in each[0]:
+            each, nodes = each[::-1], nodes[::-1]
+        (summed,) = (name for name in each[0] if name not in result)
+        left, right = (*made[:-1], summed), (*made[:-2], summed, made[-1])
         x, other = nodes
-        if not same_size(shape_of(x)[left[-1]], shape_of(other)[right[-2]]):
+        if not same_size(*(_size(*pair, summed) for pair in zip(nodes, each, strict=True))):
             text = "an axis of one element is broadcast: {}, {}"
             details = tuple(shape_of(x)), tuple(shape_of(other))
             return Miss(MissCode.SHAPE, node, text, *details, progress=2)
-        new = tensor_of(node).new_empty([tensor_of(node).shape[i] for i in _inverse(order)])
-        if not same_strides(new.permute(order), tensor_of(node)):
-            text = "the strides of the result would change from {}"
-            return Miss(MissCode.SHAPE, node, text, tensor_of(node).stride(), progress=3)
-        return EinsumSite(node, ((x, left), (other, right)), order)
+        operands = (x, _axes(left, each[0])), (other, _axes(right, each[1]))
+        return EinsumSite(node, operands, tuple(map(made.index, result)))
 
     def rewrite(self, site: EinsumSite, rw: Rewriter) -> None:
         """Permute the operands, multiply, and permute the result."""
-        operands = [_permuted(rw, operand, order) for operand, order in site.operands]
+        operands = [_arranged(rw, operand, axes) for operand, axes in site.operands]
         product = rw.call(aten.matmul.default, *operands)
         rw.replace(site.node, _permuted(rw, product, site.order))
+
+
+def _arranged(rw: Rewriter, value: Node, axes: Axes) -> Node:
+    """Permute the axes that there are, and add those along which the operand is broadcast."""
+    value = _permuted(rw, value, tuple(axis for axis in axes if axis is not None))
+    for axis, source in enumerate(axes):
+        if source is None:
+            value = rw.call(aten.unsqueeze.default, value, axis)
+    return value
 
 
 def _permuted(rw: Rewriter, value: Node, order: tuple[int, ...]) -> Node:
@@ -107,32 +126,56 @@ def _permuted(rw: Rewriter, value: Node, order: tuple[int, ...]) -> Node:
     return rw.call(aten.permute.default, value, list(order))
 
 
-def _inverse(order: tuple[int, ...]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+def _axes(order: Sequence[str], term: str) -> Axes:
+    """Return the axes of an operand in an order of letters."""
+    return tuple(term.index(name) if name in term else None for name in order)
 
 
-Orders = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+def _size(operand: Node, term: str, name: str) -> Size:
+    return shape_of(operand)[term.index(name)]
 
 
-def _orders(terms: Sequence[str], result: str) -> Orders | None:
-    """Return the orders of axes of both operands and of the result, or ``None``."""
+def _multiplies_matrices(terms: Sequence[str], result: str) -> bool:
+    """Whether an equation sums one letter, and both operands have a letter of their own."""
     if len(terms) != _OPERANDS:
-        return None
-    x, other = terms
-    if not all(term.isalpha() and len(set(term)) == len(term) for term in (x, other, result)):
-        return None
-    batch = [name for name in result if name in x and name in other]
-    rows = [name for name in result if name in x and name not in other]
-    columns = [name for name in result if name in other and name not in x]
-    summed = [name for name in x if name in other and name not in result]
-    if not len(rows) == len(columns) == len(summed) == 1:
-        return None
-    left, right = [*batch, *rows, *summed], [*batch, *summed, *columns]
-    made = [*batch, *rows, *columns]
-    if len(left) != len(x) or len(right) != len(other) or len(made) != len(result):
-        return None
+        return False
+    x, other = map(set, terms)
+    if not all(term.isalpha() and len(set(term)) == len(term) for term in (*terms, result)):
+        return False
+    kept = set(result)
+    # Every letter of an operand is in the result, or summed with the other one.
     return (
-        tuple(x.index(name) for name in left),
-        tuple(other.index(name) for name in right),
-        tuple(made.index(name) for name in result),
+        len((x & other) - kept) == 1
+        and x ^ other <= kept <= x | other
+        and bool(x - other)
+        and bool(other - x)
     )
+
+
+def _memory_order(value: torch.Tensor, terms: Sequence[str], result: str) -> str | None:
+    """Return the letters of the result in the order of its strides, if it is dense.
+
+    The last two are the letters of the rows and columns: each is one that only one operand has.
+    Axes of size 1 may be anywhere.
+    """
+    own = [set(a) - set(b) for a, b in (terms, terms[::-1])]
+
+    def fits(last: str) -> bool:
+        """Whether each of the last letters is of another operand."""
+        mine = [[name in names for names in own] for name in last]
+        return all(map(any, mine)) and (len(last) < _MATRIX or mine[0] != mine[1])
+
+    def extended(inner: str, step: Size) -> str | None:
+        if len(inner) == len(result):
+            return inner
+        for axis, name in reversed(list(enumerate(result))):
+            size, longer = value.shape[axis], name + inner
+            if name in inner or not fits(longer[-_MATRIX:]):
+                continue
+            if same_size(size, 1) or same_size(value.stride(axis), step):
+                found = extended(longer, step * size)
+                if found is not None:
+                    return found
+        return None
+
+    return extended("", 1)

@@ -7,7 +7,7 @@ import operator
 import torch
 
 from qfuse.ir.graph.alias import leaves_graph
-from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops.views import tensor_of
@@ -49,7 +49,18 @@ def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss
     with torch.no_grad():
         # Dequantize is elementwise: its result is dense, in the order of axes of its operand.
         same = same_strides(torch.empty_like(moved), tensor_of(node))
-    return None if same or (parts and not leaves_graph(node)) else _other_strides(node)
+    if same or (parts and not leaves_graph(node)) or _is_copied(node):
+        return None
+    return _other_strides(node)
+
+
+def _is_copied(node: Node) -> bool:
+    """Whether all users copy ``node`` in row-major order, whatever its strides."""
+    return bool(node.users) and all(
+        is_call(user, aten.clone.default)
+        and arguments(user)["memory_format"] is torch.contiguous_format
+        for user in node.users
+    )
 
 
 def _other_strides(node: Node) -> Miss:

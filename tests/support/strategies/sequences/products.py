@@ -1,13 +1,13 @@
-"""The products of random graphs: linears in every spelling, and products of two activations."""
+"""The products of random graphs: linears in every spelling."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from tests.support.strategies.grower import Value, hint
+from tests.support.strategies.grower import Value
 from tests.support.strategies.sequences.activations import row_scale
-from tests.support.strategies.sequences.grower import MOST_AXES, SequenceGrower
+from tests.support.strategies.sequences.grower import SequenceGrower
 from tests.support.strategies.sequences.weights import values, weight
 from torch.fx import Node
 from torch.fx.node import Argument
@@ -150,71 +150,3 @@ _PRODUCTS: list[Callable[[SequenceGrower, Value, int], Value]] = [
     _int8pack,
     _batched,
 ]
-
-
-def attention(
-    g: SequenceGrower, x: Value, quantized: Callable[[SequenceGrower, Value], Value]
-) -> Value | None:
-    """Attention of a sequence with itself: products of two activations, or torch's fused op."""
-    rank = g.rank(x)
-    if rank < 2 or g.elements(x.node) > 1000 or hint(shape_of(x.node)[-2]) > 64:
-        return None
-    size = g.pick([8, 4, 16])
-    heads = rank == 3 and g.draw_bool()
-    parts = []
-    for _ in range(3):
-        part = product(g, x, size)
-        if g.rank(part) != rank:
-            return None
-        if heads:
-            part = _heads(g, part, size)
-        if g.draw_bool():
-            part = quantized(g, part)
-        parts.append(part)
-    query, key, value = parts
-    if not g.real(query) == g.real(key) == g.real(value):
-        return None
-    if g.rank(query) == MOST_AXES and g.chance(3):
-        op = aten.scaled_dot_product_attention.default
-        y = g.call(op, query.node, key.node, value.node)
-    else:
-        y = _two_products(g, query, key, value, size, quantized)
-    if not heads:
-        return g.add(y)
-    together = g.call(aten.transpose.int, y, 1, 2)
-    lead = [
-        n if isinstance(n, int) else g.call(aten.sym_size.int, x.node, axis)
-        for axis, n in enumerate(shape_of(x.node)[:-1])
-    ]
-    return g.made(aten.reshape.default, together, [*lead, size])
-
-
-def _heads(g: SequenceGrower, x: Value, size: int) -> Value:
-    lead = [
-        n if isinstance(n, int) else g.call(aten.sym_size.int, x.node, axis)
-        for axis, n in enumerate(shape_of(x.node)[:-1])
-    ]
-    split = g.call(aten.view.default, x.node, [*lead, 2, size // 2])
-    return g.made(aten.transpose.int, split, 1, 2)
-
-
-def _two_products(
-    g: SequenceGrower,
-    query: Value,
-    key: Value,
-    value: Value,
-    size: int,
-    quantized: Callable[[SequenceGrower, Value], Value],
-) -> Node:
-    turned = g.call(aten.transpose.int, key.node, -2, -1)
-    scores = g.call(aten.matmul.default, query.node, turned)
-    if g.draw_bool():
-        scores = g.call(aten.mul.Tensor, scores, size**-0.5)
-    else:
-        scores = g.call(aten.div.Tensor, scores, size**0.5)
-    weights = Value(g.call(aten.softmax.int, scores, -1))
-    if g.draw_bool():
-        weights = quantized(g, weights)
-    if g.real(weights) != g.real(value):
-        weights = Value(g.call(aten._to_copy.default, weights.node, dtype=g.real(value)))
-    return g.call(aten.matmul.default, weights.node, value.node)

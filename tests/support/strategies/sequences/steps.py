@@ -9,8 +9,9 @@ from tests.support.strategies.grower import Value
 from tests.support.strategies.linear_steps import ACTS
 from tests.support.strategies.movements import moved
 from tests.support.strategies.sequences.activations import quantized
+from tests.support.strategies.sequences.attention import attention, gram, grouped_scores
 from tests.support.strategies.sequences.grower import SequenceGrower
-from tests.support.strategies.sequences.products import attention, product
+from tests.support.strategies.sequences.products import product
 from torch.fx.node import Argument
 
 from qfuse.ir.ops.views import shape_of
@@ -88,8 +89,16 @@ def _gated(g: SequenceGrower) -> None:
 
 def _attention(g: SequenceGrower) -> None:
     x = g.sequence(_wide)
-    if x is not None:
+    if x is None:
+        return
+    if g.chance(4):
+        gram(g, x, quantized)
+    else:
         attention(g, quantized(g, x) if g.draw_bool() else x, quantized)
+
+
+def _grouped(g: SequenceGrower) -> None:
+    grouped_scores(g, quantized)
 
 
 def _norm(g: SequenceGrower) -> None:
@@ -294,6 +303,7 @@ _STEPS: list[Callable[[SequenceGrower], None]] = [
     block,
     _gated,
     _attention,
+    _grouped,
     block,
     _norm,
     _act,

@@ -6,6 +6,16 @@
 
 namespace qfuse {
 
+std::vector<int64_t> batch_of(const at::Tensor& tensor) {
+  return tensor.sizes().slice(0, tensor.dim() - 2).vec();
+}
+
+std::vector<int64_t> shape_of(std::vector<int64_t> batch, int64_t rows, int64_t columns) {
+  batch.push_back(rows);
+  batch.push_back(columns);
+  return batch;
+}
+
 std::vector<int64_t> broadcast_batch(at::IntArrayRef x, at::IntArrayRef other) {
   const at::IntArrayRef a = x.slice(0, x.size() - 2), b = other.slice(0, other.size() - 2);
   const size_t rank = std::max(a.size(), b.size());

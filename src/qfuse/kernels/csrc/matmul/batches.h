@@ -1,12 +1,18 @@
 // Batch axes of operands, which broadcast to those of a result.
 #pragma once
 
-#include <c10/util/ArrayRef.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
 
 namespace qfuse {
+
+// All axes but the last two.
+std::vector<int64_t> batch_of(const at::Tensor& tensor);
+
+// `batch`, and two more axes.
+std::vector<int64_t> shape_of(std::vector<int64_t> batch, int64_t rows, int64_t columns);
 
 // The batch axes of the product of two operands: all axes but the last two, after broadcasting.
 std::vector<int64_t> broadcast_batch(at::IntArrayRef x, at::IntArrayRef other);

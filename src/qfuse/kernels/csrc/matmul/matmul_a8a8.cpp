@@ -14,6 +14,7 @@
 #include "linear/int8_operands.h"
 #include "linear/operands.h"
 #include "matmul/batches.h"
+#include "matmul/deep_sums.h"
 #include "matmul/extras.h"
 #include "matmul/pack_right.h"
 #include "quantized/stored.h"
@@ -26,12 +27,12 @@ constexpr int64_t kPanelRows = 24;
 // What makes signed bytes of unsigned ones, and the zero point that this adds.
 constexpr uint8_t kSigned = 0x80;
 constexpr int32_t kMiddle = 128;
-// As for packed weights, see int8_operands.cpp.
-constexpr int64_t kMaxDepth = int64_t{1} << 16;
+// With zero points of columns, 255 * 255 * 2^15 is below 2^31.
 constexpr int64_t kMaxDepthWithZero = int64_t{1} << 15;
 
 struct Size {
   int64_t m, n, k;
+  bool deep;  // whether sums may overflow int32
   int64_t groups() const { return (k + kGroup - 1) / kGroup; }
   int64_t blocks() const { return (n + kBlock - 1) / kBlock; }
   int64_t block_bytes() const { return groups() * kGroup * kBlock; }
@@ -48,24 +49,11 @@ Size size_of(const Matmul& matmul) {
   const at::Tensor& other = matmul.other.values;
   check_stored(x, "x");
   check_stored(other, "other");
-  const Size size{x.size(-2), other.size(-1), x.size(-1)};
-  TORCH_CHECK(other.size(-2) == size.k, "x has ", size.k, " columns and other has ",
-              other.size(-2), " rows");
+  const int64_t k = x.size(-1);
+  TORCH_CHECK(other.size(-2) == k, "x has ", k, " columns and other has ", other.size(-2), " rows");
   const bool has_zero = matmul.other.zero_point || other.scalar_type() == at::kByte;
   const int64_t most = has_zero ? kMaxDepthWithZero : kMaxDepth;
-  TORCH_CHECK(size.k <= most, "K is ", size.k, "; int32 sums are exact up to ", most);
-  return size;
-}
-
-std::vector<int64_t> batch_of(const at::Tensor& tensor) {
-  return tensor.sizes().slice(0, tensor.dim() - 2).vec();
-}
-
-// `batch`, and two more axes.
-std::vector<int64_t> shape_of(std::vector<int64_t> batch, int64_t rows, int64_t columns) {
-  batch.push_back(rows);
-  batch.push_back(columns);
-  return batch;
+  return {x.size(-2), other.size(-1), k, k > most};
 }
 
 // Parameters of an operand, one for each element of `shape`.
@@ -143,6 +131,7 @@ void pack(const Right& right, const Size& size, const Path& path, int64_t entry,
   const int64_t columns = std::min(kBlock, size.n - column);
   pack_block({right.data + right.offsets[entry], size.k, right.k_stride, right.n_stride}, column,
              columns, right.flip, to);
+  if (size.deep) return;
   const int64_t depth = size.groups() * kGroup;
   path.multiply({right.ones.data(), depth, 0, 1, to, size.groups(), columns}, totals);
   const int32_t* zero = right.zero.const_data_ptr<int32_t>() + entry * right.zero_step + column;
@@ -212,6 +201,7 @@ struct Problem {
     type = parse_steps(matmul.epilogue, matmul.extras, matmul.product_dtype, epilogue);
     for (const at::Tensor& extra : matmul.extras) extras.push_back(batched_extra(extra, shape, kept));
     epilogue.real = real_of(matmul.product_dtype, "product_dtype");
+    epilogue.real_sums = size.deep;
     read_x(matmul.x);
     read_columns(matmul.other, size, right);
     const int64_t tile = path.tile_rows(size.m);
@@ -259,6 +249,7 @@ class Worker {
         packed_sums_(p.right.before ? 0 : p.size.n * sizeof(int32_t)),
         totals_(kBlock * sizeof(int32_t)),
         sums_path_(path_of_sums()),
+        deep_(p.path, sums_path_, p.right.ones.data(), p.size.deep ? rows_ : 0),
         epilogue_(p.epilogue) {}
 
   void run(int64_t unit) {
@@ -272,7 +263,13 @@ class Worker {
     const int64_t tile = p_.path.tile_rows(size.m);
     for (int64_t block = 0; block < size.blocks(); ++block) {
       const int64_t columns = std::min(kBlock, size.n - block * kBlock);
-      for (int64_t i = 0; i < rows; i += tile) {
+      if (size.deep) {
+        const ZeroPoints zero{zero_, p_.epilogue.zero_per_row, w_zero_ + block * kBlock};
+        deep_.totals({all.a, all.lda, all.flip, rows, packed + block * size.block_bytes(),
+                      size.groups(), columns},
+                     tile, size.k, zero, sums_.get());
+      }
+      for (int64_t i = 0; !size.deep && i < rows; i += tile) {
         p_.path.multiply({all.a + i * all.lda, all.lda, all.flip, std::min(tile, rows - i),
                           packed + block * size.block_bytes(), size.groups(), columns},
                          sums_.as<int32_t>() + i * kBlock);
@@ -283,7 +280,7 @@ class Worker {
 
   void release() const {
     p_.path.release();
-    if (!p_.right.before && &sums_path_ != &p_.path) sums_path_.release();
+    if (&sums_path_ != &p_.path) sums_path_.release();
   }
 
  private:
@@ -312,7 +309,7 @@ class Worker {
     tile.a = static_cast<const uint8_t*>(p_.x.const_data_ptr()) + offset;
     tile.lda = p_.ld;
     tile.flip = p_.flip;
-    if (p_.right.has_zero) {
+    if (p_.right.has_zero && !p_.size.deep) {
       sum_rows(tile.a, tile.lda, rows, p_.size.k, tile.flip, x_sums_.as<int32_t>());
     }
     if (!p_.copies()) return tile;
@@ -337,11 +334,14 @@ class Worker {
     const int64_t row = entry * p_.size.m + first;
     const int64_t own = right.entry[entry];
     if (from.scale_per_row) epilogue_.x_scale = from.x_scale + row;
-    if (from.zero_per_row) epilogue_.x_zero = from.x_zero + row;
+    zero_ = from.zero_per_row ? from.x_zero + row : from.x_zero;
+    w_zero_ = right.zero.const_data_ptr<int32_t>() + own * right.zero_step;
     epilogue_.w_scale = right.scale.const_data_ptr<float>() + own * right.scale_step;
-    if (right.has_zero) {
+    // Float sums have no zero points.
+    epilogue_.x_zero = p_.size.deep ? nullptr : zero_;
+    if (right.has_zero && !p_.size.deep) {
       epilogue_.x_sums = x_sums_.as<int32_t>();
-      epilogue_.w_zero = right.zero.const_data_ptr<int32_t>() + own * right.zero_step;
+      epilogue_.w_zero = w_zero_;
     }
     epilogue_.out = static_cast<char*>(from.out) + row * p_.size.n * bytes_of(from.out_type);
     for (size_t i = 0; i < p_.extras.size(); ++i) {
@@ -360,7 +360,10 @@ class Worker {
   const Buffer packed_sums_;
   const Buffer totals_;
   const Path& sums_path_;
+  DeepSums deep_;
   int64_t known_ = -1;
+  const int32_t* zero_ = nullptr;    // of the rows
+  const int32_t* w_zero_ = nullptr;  // of the columns
   Epilogue epilogue_;
 };
 

@@ -1,0 +1,113 @@
+"""Operands of a product whose heads are copies, as those of grouped queries are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from qfuse.ir.movement.base import Movement
+from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.movement.reshape import Copy, Expand, Permute, Squeeze, Unsqueeze, View
+from qfuse.ir.movement.window import RepeatInterleave
+from qfuse.ir.ops.views import shape_of
+from qfuse.ir.sizes import Size, same_shape, same_size
+
+HEADS = -3
+"""The batch axis whose entries are copies."""
+
+# Bounds the search for the op that repeats.
+_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedHeads:
+    """An operand ``[*batch, groups * count, ...]`` that repeats each head ``count`` times in a row.
+
+    Attributes:
+        value: The operand before its last two axes are swapped, if they are.
+        turned: Whether they are.
+        count: The copies of a head.
+        source: The heads before they are repeated, with any axes of size 1.
+    """
+
+    value: Node
+    turned: bool
+    count: int
+    source: Node
+
+    @property
+    def heads(self) -> int:
+        """The number of heads with all copies."""
+        return int(shape_of(self.value)[HEADS])
+
+    @property
+    def is_one_head(self) -> bool:
+        """Whether all heads are copies of one, so that broadcasting needs no other axis."""
+        return self.heads == self.count
+
+    @property
+    def parts(self) -> list[int]:
+        """The sizes that stand for the heads where each is there once."""
+        return [1] if self.is_one_head else [self.heads // self.count, 1]
+
+    @property
+    def shape(self) -> list[Size]:
+        """The shape of ``value`` where each head is there once."""
+        shape = shape_of(self.value)
+        return [*shape[:HEADS], *self.parts, *shape[HEADS + 1 :]]
+
+
+def repeated_heads(operand: Node) -> RepeatedHeads | None:
+    """View ``operand`` as heads that are repeated, or ``None``."""
+    turned = _is_turned(movement_of(operand))
+    value = _source(operand) if turned else operand
+    found = value
+    for _ in range(_STEPS):
+        if not isinstance(movement_of(found), (View, Copy, Unsqueeze, Squeeze)):
+            break
+        found = _source(found)
+    count = _count(movement_of(found), shape_of(value))
+    return None if count is None else RepeatedHeads(value, turned, count, _source(found))
+
+
+def _is_turned(movement: Movement | None) -> bool:
+    """Whether a movement swaps the last two axes."""
+    if not isinstance(movement, Permute):
+        return False
+    *batch, row, column = range(len(movement.dims))
+    return movement.dims == (*batch, column, row)
+
+
+def _source(node: Node) -> Node:
+    movement = movement_of(node)
+    assert movement is not None, "it was a movement"
+    return movement.source
+
+
+def _count(movement: Movement | None, shape: Sequence[Size]) -> int | None:
+    """Return how often a movement repeats each head of ``shape``, to which it is viewed."""
+    where = _axis(movement)
+    if movement is None or where is None or len(shape) < -HEADS:
+        return None
+    axis, count = where
+    # What follows the repeated axis is one head.
+    if not same_shape(movement.after[axis + 1 :], shape[HEADS + 1 :]):
+        return None
+    heads = shape[HEADS]
+    return count if isinstance(heads, int) and count > 1 and heads % count == 0 else None
+
+
+def _axis(movement: Movement | None) -> tuple[int, int] | None:
+    """Return the one axis along which a movement repeats elements in a row, and how often."""
+    if isinstance(movement, RepeatInterleave):
+        return movement.axis, movement.count
+    if not isinstance(movement, Expand) or len(movement.before) != len(movement.after):
+        return None
+    sizes = enumerate(zip(movement.before, movement.after, strict=True))
+    grown = [(axis, new) for axis, (old, new) in sizes if not same_size(old, new)]
+    if len(grown) != 1:
+        return None
+    ((axis, size),) = grown
+    return (axis, size) if isinstance(size, int) else None

@@ -1,0 +1,70 @@
+"""Products of grouped queries with keys or values whose heads are repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tests.support.cases.matmul import Products
+from torch.fx import Node
+
+from qfuse.ir.ops.views import shape_of
+from qfuse.testing.build import GraphBuilder
+
+aten = torch.ops.aten
+
+Repeat = Callable[[GraphBuilder, Node, int], Node]
+
+
+def _sizes(b: GraphBuilder, node: Node) -> list[int | Node]:
+    """The sizes as arguments, read from the input that has them."""
+    while node.op != "placeholder":
+        node = node.all_input_nodes[0]
+    ask = aten.sym_size.int
+    shape = enumerate(shape_of(node))
+    return [s if isinstance(s, int) else b.call(ask, node, axis) for axis, s in shape]
+
+
+def expanded(b: GraphBuilder, node: Node, group: int) -> Node:
+    """Spell the repetition of heads as ``repeat_kv`` does."""
+    *batch, h, s, d = _sizes(b, node)
+    assert isinstance(h, int), "heads are known"
+    single = b.call(aten.unsqueeze.default, node, -3)
+    spread = b.call(aten.expand.default, single, [*batch, h, group, s, d])
+    copy = b.call(aten.clone.default, spread, memory_format=torch.contiguous_format)
+    return b.call(aten._unsafe_view.default, copy, [*batch, h * group, s, d])
+
+
+def interleaved(b: GraphBuilder, node: Node, group: int) -> Node:
+    """Repeat with one op."""
+    return b.call(aten.repeat_interleave.self_int, node, group, len(shape_of(node)) - 3)
+
+
+def flattened(b: GraphBuilder, node: Node, group: int) -> Node:
+    """Merge batch and heads after they are repeated, as for ``bmm``."""
+    bb, h, s, d = _sizes(b, node)
+    assert isinstance(bb, int), "the batch is known"
+    assert isinstance(h, int), "heads are known"
+    whole = expanded(b, node, group)
+    return b.call(aten.view.default, whole, [bb * h * group, s, d])
+
+
+REPEATS: dict[str, Repeat] = {
+    "expand": expanded,
+    "repeat_interleave": interleaved,
+    "flattened": flattened,
+}
+
+
+class Grouped(Products):
+    """A product of grouped queries; ``x`` is the left and ``k`` the right one, not repeated."""
+
+    def scores(self, repeat: Repeat, group: int) -> Node:
+        """Multiply queries with repeated keys."""
+        keys = repeat(self.b, self.k, group)
+        turned = self.b.call(aten.transpose.int, keys, -1, -2)
+        return self.b.call(aten.matmul.default, self.x, turned)
+
+    def attended(self, repeat: Repeat, group: int) -> Node:
+        """Multiply weights with repeated values."""
+        return self.b.call(aten.matmul.default, self.x, repeat(self.b, self.k, group))
