@@ -20,7 +20,7 @@ from qfuse.kernels.build import (
     kernel_cache,
     read_description,
 )
-from qfuse.kernels.cat_channels import cat_channels
+from qfuse.kernels.cat_ops import cat_channels
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels.build import KernelBuildError, build, find_kernel_compiler
-from qfuse.kernels.cat_channels import cat_channels
+from qfuse.kernels.cat_ops import cat_channels
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def images(size: Sequence[int], channels: Sequence[int], dtype: torch.dtype) -> 
     return [codes((n, c, *sizes), dtype) for c in channels]
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[[list[torch.Tensor]], list[torch.Tensor]]] = {
     "channels-last": lambda parts: [last(x) for x in parts],
     "parts of splits": lambda parts: [part_of_a_split(x) for x in parts],
     "rows": lambda parts: parts,

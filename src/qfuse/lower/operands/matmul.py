@@ -31,10 +31,9 @@ def check_matmul(problem: MatmulProblem) -> Refusal | None:
         return Refusal(f"the product is computed in {dtype_name(problem.float_dtype)}")
     if not is_row_major(tensor_of(fused.node)):
         return Refusal("the result is not contiguous")
-    return (
-        _check_operand("left operand", fused.x_params, shape_of(fused.x), _COLUMNS)
-        or _check_operand("right operand", fused.other_params, shape_of(fused.other), _ROWS)
-    )
+    return _check_operand(
+        "left operand", fused.x_params, shape_of(fused.x), _COLUMNS
+    ) or _check_operand("right operand", fused.other_params, shape_of(fused.other), _ROWS)
 
 
 def _check_operand(
