@@ -51,8 +51,10 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml tools/find-python
 demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what came of it
 	$(BIN)/qfuse demo
 
-# One OpenMP thread each: two test processes with a full team each fight over the cores.
-PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS)
+# One OpenMP thread each: two test processes with a full team each fight over the cores. Each gets a
+# part of the tests that are next to each other, and so use the same models and modules.
+PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) \
+  --dist worksteal
 
 # Built ahead: a test has a time limit. Without a compiler the tests use the kernels of torch.
 test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)

@@ -111,25 +111,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     # A graph has thousands of objects, and fake tensors come and go.
     gc.set_threshold(20_000, 20, 20)
-    gc.callbacks.append(_note_full_collection)
-
-
-_fully_collected = False
-
-
-def _note_full_collection(phase: str, info: dict[str, int]) -> None:
-    global _fully_collected  # noqa: PLW0603 - the interpreter has one garbage collector
-    _fully_collected |= phase == "stop" and info["generation"] == 2
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown() -> Generator[None, None, None]:
-    """Take what outlived a test, mostly modules and caches of torch, out of the collections too."""
-    global _fully_collected  # noqa: PLW0603
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, None, None]:
+    """Take what outlives a module, such as caches of torch, out of the collections too."""
     yield
-    if _fully_collected:
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
         gc.freeze()
-        _fully_collected = False
 
 
 @pytest.hookimpl(wrapper=True)

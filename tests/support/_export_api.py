@@ -71,18 +71,18 @@ def _remembered(override: Override) -> Override:
             if op not in known or not known[op].fits(op, wanted)
         }
         before = {op: dict(op.py_kernels) for op in new}
-        own = {op for op in new if op not in rules}
+        for op in new:
+            # The first export of a process drops the rules that such ops had.
+            rules.pop(op, None)
         with override(new):
             for op, wanted in new.items():
-                rule = rules[op] if op in own else None
-                known[op] = _Overridden(wanted, before[op], dict(op.py_kernels), rule)
+                known[op] = _Overridden(wanted, before[op], dict(op.py_kernels), rules[op])
         used = {op: known[op] for op in callables}
         for op, one in used.items():
             op.py_kernels.update(one.after)
             # Python's dispatcher keeps what it resolved.
             op._dispatch_cache.clear()
-            if one.rule is not None:
-                rules[op] = one.rule
+            rules[op] = one.rule
         try:
             yield
         finally:
@@ -90,7 +90,6 @@ def _remembered(override: Override) -> Override:
                 op.py_kernels.clear()
                 op.py_kernels.update(one.before)
                 op._dispatch_cache.clear()
-                if one.rule is not None:
-                    rules.pop(op, None)
+                rules.pop(op, None)
 
     return overridden
