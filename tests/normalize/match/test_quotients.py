@@ -85,3 +85,27 @@ def test_a_least_value_is_lost_in_a_quotient_and_in_a_cast() -> None:
     narrowed = b.call(aten._to_copy.default, wide, dtype=torch.float16)
     for step, lost in [(width, False), (divided, True), (narrowed, True)]:
         assert may_divide_by_zero(b.call(aten.div.Tensor, x, step)) == lost
+
+
+def test_what_replaces_zeros() -> None:
+    b = GraphBuilder()
+    x, scale = b.arg("x", torch.float32, 3, 8), b.arg("scale", torch.float32, 3, 1)
+    zero = b.call(aten.eq.Scalar, scale, 0)
+    ones = b.call(aten.ones_like.default, scale)
+    safe = [
+        b.call(aten.where.ScalarSelf, zero, 1, scale),
+        b.call(aten.where.self, zero, ones, scale),
+        b.call(aten.where.ScalarOther, b.call(aten.gt.Scalar, scale, 0), scale, 1.0),
+        b.call(aten.where.self, b.call(aten.ne.Scalar, scale, 0), scale, ones),
+        b.call(aten.masked_fill.Scalar, scale, zero, 1.0),
+    ]
+    unsafe = [
+        b.call(aten.where.ScalarSelf, zero, 0, scale),
+        b.call(aten.where.ScalarOther, zero, scale, 1.0),
+        b.call(aten.where.ScalarSelf, b.call(aten.eq.Scalar, scale, 1), 1, scale),
+        b.call(aten.where.ScalarSelf, b.call(aten.gt.Scalar, scale, 0), 1, scale),
+        b.call(aten.masked_fill.Scalar, scale, b.call(aten.ne.Scalar, scale, 0), 1.0),
+    ]
+    for steps, may in ((safe, False), (unsafe, True)):
+        for step in steps:
+            assert may_divide_by_zero(b.call(aten.div.Tensor, x, step)) == may, step.format_node()

@@ -27,6 +27,7 @@ _UNARY = (
     aten.clamp_max.default,
 )
 _SHIFTS = (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar)
+_WHERE = (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
 
 
 def may_divide_by_zero(node: Node) -> bool:
@@ -69,6 +70,8 @@ def _least(value: object, depth: int) -> float:
     A bound of 1e-8 is 0 in float16.
     """
     number = number_of(value)
+    if isinstance(value, Node) and is_call(value, aten.ones_like.default, aten.full_like.default):
+        number = number_of(arguments(value).get("fill_value", 1))
     if number is not None or not isinstance(value, Node) or not depth:
         return 0.0 if number is None else float(number)
     known = constant_value(value)
@@ -98,8 +101,8 @@ def _least_result(node: Node, depth: int) -> float:
     # A number that is added to the width of an interval, which is not negative.
     if is_call(node, aten.add.Tensor, aten.maximum.default):
         return max(_least(a[name], depth) for name in ("self", "other"))
-    replaces = is_call(node, aten.where.self) and _replaces_zeros(a)
-    return min(_least(a["self"], depth), _smallest(node)) if replaces else 0.0
+    other = _instead_of_zero(node, a)
+    return 0.0 if other is None else min(_least(other, depth), _smallest(node))
 
 
 def _smallest(node: Node) -> float:
@@ -108,10 +111,19 @@ def _smallest(node: Node) -> float:
     return info.tiny * info.eps
 
 
-def _replaces_zeros(a: Mapping[str, object]) -> bool:
-    """Whether it is ``where(scale == 0, other, scale)``."""
-    condition, scale = a["condition"], a["other"]
-    if not isinstance(condition, Node) or not is_call(condition, aten.eq.Scalar):
-        return False
+def _instead_of_zero(node: Node, a: Mapping[str, object]) -> object:
+    """Return ``other`` of ``where(scale == 0, other, scale)`` in its spellings, else ``None``."""
+    if is_call(node, aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+        zeros, condition = True, a["mask"]
+        other, scale = a["value"], a["self"]
+    elif is_call(node, *_WHERE):
+        condition = a["condition"]
+        zeros = isinstance(condition, Node) and is_call(condition, aten.eq.Scalar)
+        other, scale = (a["self"], a["other"]) if zeros else (a["other"], a["self"])
+    else:
+        return None
+    tests = (aten.eq.Scalar,) if zeros else (aten.gt.Scalar, aten.ne.Scalar)
+    if not isinstance(condition, Node) or not is_call(condition, *tests):
+        return None
     c = arguments(condition)
-    return c["self"] is scale and number_of(c["other"]) == 0
+    return other if c["self"] is scale and number_of(c["other"]) == 0 else None

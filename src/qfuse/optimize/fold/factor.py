@@ -233,7 +233,9 @@ def _refuse_shape(site: FactorSite) -> Miss | None:
         return None
     summed = -1 if site.side == "x" else -_MATRIX
     along = shape[summed] if len(shape) >= -summed else 1
+    text = "a constant of shape {} is not one number per row or column of the result"
+    if site.movements:
+        text = "a constant of shape {} multiplies its operand before a view: multiply behind the view"
     if site.movements or along != 1 or not fits:
-        text = "a constant of shape {} is not one number per row or column of the result"
         return Miss(MissCode.AXIS, node, text, shape, progress=2)
     return None

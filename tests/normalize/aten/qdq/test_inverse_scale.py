@@ -73,8 +73,17 @@ def test_refuses_a_negative_number_and_a_constant() -> None:
         refusal(program, rule)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_refuses_sixteen_bits(dtype: torch.dtype) -> None:
+    """In float16 `127 / 1e-3` is infinite, and quantizes every value to 127."""
+    b = GraphBuilder()
+    x = b.arg("x", dtype, 3, 8)
+    y = b.call(aten.round.default, b.call(aten.mul.Tensor, x, inverse(b, x)))
+    assert refusal(finish(b, y), InverseScale())[0] is MissCode.DTYPE
+
+
 @pytest.mark.numeric
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_values_agree_up_to_rounding(dtype: torch.dtype) -> None:
     b = GraphBuilder()
     x = b.arg("x", dtype, "n", 8)

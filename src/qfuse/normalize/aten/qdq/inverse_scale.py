@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.ops.constants import is_constant_expression
-from qfuse.ir.ops.views import shape_of
+from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.rewrite.pattern import Either, Match, Num, PatternRule, V, guard, op
 from qfuse.rewrite.prelude import Exactness, MissCode, Node, Rewriter, arguments, aten
 
@@ -41,6 +43,16 @@ def has_positive_top(top: float) -> bool:
     return top > 0
 
 
+@guard(
+    MissCode.DTYPE,
+    "its inverse is rounded to 16 bits, and quantizes other values than its scale: use float32",
+)
+def is_precise(node: Node) -> bool:
+    """Guard: the inverse and the scale quantize the same values but for ties."""
+    # In bfloat16 some values differ by two steps; in float16 the inverse may overflow.
+    return dtype_of(node) in {torch.float32, torch.float64}
+
+
 @guard(MissCode.PATTERN, "its value is known, and is inverted when it is quantized", at="peak")
 def peak_is_computed(peak: Node) -> bool:
     """Guard: the largest magnitude is computed at run time."""
@@ -62,7 +74,8 @@ class InverseScale(PatternRule):
 
     Rounding: the scale is rounded once, and its inverse is not rounded before the product.
 
-    Refuses: a factor that is known at compile time; one that is not rounded behind its product.
+    Refuses: a factor that is known at compile time; one that is not rounded behind its product; one
+    in float16 or bfloat16.
     """
 
     name = "inverse-scale"
@@ -72,7 +85,7 @@ class InverseScale(PatternRule):
             op(aten.mul.Tensor, op(aten.reciprocal.default, PEAK), TOP),
             op(aten.div.Tensor, TOP, PEAK),
         )
-        .given(has_positive_top, peak_is_computed, _quantizes)
+        .given(has_positive_top, peak_is_computed, _quantizes, is_precise)
         .core()
     )
 

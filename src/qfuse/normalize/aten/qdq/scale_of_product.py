@@ -7,6 +7,7 @@ from qfuse.normalize.aten.qdq.inverse_scale import (
     PEAK,
     TOP,
     has_positive_top,
+    is_precise,
     is_rounded,
     peak_is_computed,
     shared_scale,
@@ -36,12 +37,17 @@ class ScaleOfProduct(PatternRule):
 
     Rounding: the scale is rounded instead of the product.
 
-    Refuses: what is not rounded behind the quotient; a divisor that is known at compile time.
+    Refuses: what is not rounded behind the quotient; a divisor that is known at compile time;
+    float16 and bfloat16.
     """
 
     name = "scale-of-product"
     exactness = Exactness.ROUNDING
-    pattern = ((X * TOP) / PEAK).given(has_positive_top, peak_is_computed, _is_quantized).core()
+    pattern = (
+        ((X * TOP) / PEAK)
+        .given(has_positive_top, peak_is_computed, _is_quantized, is_precise)
+        .core()
+    )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Divide once, by the scale."""
