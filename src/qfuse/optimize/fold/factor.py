@@ -235,7 +235,7 @@ def _refuse_shape(site: FactorSite) -> Miss | None:
     along = shape[summed] if len(shape) >= -summed else 1
     text = "a constant of shape {} is not one number per row or column of the result"
     if site.movements:
-        text = "a constant of shape {} multiplies the operand before a view: multiply behind it"
+        text = "a constant of shape {} multiplies the operand before a view: multiply after it"
     if site.movements or along != 1 or not fits:
         return Miss(MissCode.AXIS, node, text, shape, progress=2)
     return None
