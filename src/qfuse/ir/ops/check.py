@@ -22,9 +22,11 @@ def problems_of(op: Op) -> Iterator[str]:
     """Yield the problems of a call: storage, blocks, float dtypes and results."""
     for block in op.layout.params:
         stored = op.node if block.of == RESULT else getattr(op, block.of)
-        # An operand that is left out has no parameters (`Op.problems`).
+        params = getattr(op, block.name)
         if stored is not None:
-            yield from _check_params(tensor_of(stored), getattr(op, block.name))
+            yield from _check_params(tensor_of(stored), params)
+        elif params is not None:
+            yield f"it has parameters of a {block.of}, and no {block.of}"
     yield from _check_epilogue(op)
     for real, spec in (*_rounded(op), *_result(op)):
         if real != spec.float_dtype:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -50,11 +49,6 @@ class RmsNorm(Op):
         """Return the result dtype of the norm's spec."""
         return (self.norm.out,)
 
-    def problems(self) -> Iterator[str]:
-        """Check that there are no parameters of a residual that is not there."""
-        if self.residual is None and self.residual_params is not None:
-            yield "it has parameters of a residual, and no residual"
-
 
 @define_op("layer_norm")
 @dataclass(frozen=True, slots=True)
@@ -88,11 +82,6 @@ class LayerNorm(Op):
     def float_types(self) -> tuple[torch.dtype, ...]:
         """Return the result dtype of the norm's spec."""
         return (self.norm.out,)
-
-    def problems(self) -> Iterator[str]:
-        """Check that there are no parameters of a residual that is not there."""
-        if self.residual is None and self.residual_params is not None:
-            yield "it has parameters of a residual, and no residual"
 
 
 FusedNorm = RmsNorm | LayerNorm

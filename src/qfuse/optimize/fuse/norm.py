@@ -55,7 +55,8 @@ def _site_of(
     norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None
 ) -> FuseQuantizeSite | Miss:
     kept = _kept(norm, result, added)
-    fused = _fused(norm, result, added, result.block(frozenset(k.what for k in kept)))
+    output = result.block(frozenset(k.what for k in kept))
+    fused = fused_norm(norm, result.quantize.node, added, output)
     return fuse_site(fused, result, kept)
 
 
@@ -69,10 +70,17 @@ def _kept(
     return tuple(k for k in possible if k.users)
 
 
-def _fused(
-    norm: Norm, result: QuantizedResult, added: tuple[Node, Node] | None, output: Output
+def fused_norm(
+    norm: Norm, node: Node, added: tuple[Node, Node] | None, output: Output
 ) -> FusedNorm:
-    node = result.quantize.node
+    """Return the op for a norm, with the dequantizes of its input and of a residual.
+
+    Args:
+        norm: The norm.
+        node: The node of the op.
+        added: The summands of the norm's input, if the op adds them.
+        output: The output block.
+    """
     x, residual = (norm.x, None) if added is None else added
     x, params = stored_edge(x)
     other, other_params = (None, None) if residual is None else stored_edge(residual)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from qfuse.ir.ops.norms import FusedNorm, LayerNorm, RmsNorm
 from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import is_row_major
-from qfuse.optimize.fuse.norm import refuse_shared
+from qfuse.optimize.fuse.norm import fused_norm, refuse_shared
 from qfuse.optimize.fuse.operands import stored_edge
 from qfuse.patterns.norm import A_NORM, NORM, Norm
 from qfuse.rewrite.pattern import match
@@ -79,14 +78,6 @@ class FuseStoredNorm(Rule[Norm]):
 
     def rewrite(self, site: Norm, rw: Rewriter) -> None:
         """Insert the op in place of the norm."""
-        fused = _fused(site)
+        fused = fused_norm(site, site.node, None, Output())
         call = rw.replay(fused.overload, fused.call_args(), {}, [tensor_of(site.node)])
         rw.replace(site.node, rw.item(call, 0))
-
-
-def _fused(norm: Norm) -> FusedNorm:
-    x, params = stored_edge(norm.x)
-    start = norm.node, x, params, None, None, norm.weight
-    if norm.layer:
-        return LayerNorm(*start, norm.bias, norm.spec, Output())
-    return RmsNorm(*start, norm.spec, Output())

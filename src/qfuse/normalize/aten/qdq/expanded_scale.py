@@ -58,6 +58,13 @@ class ExpandedScale:
     order: torch.Tensor | None = None
     axis: int = 0
 
+    def in_order(self, values: Node, rw: Rewriter) -> Node:
+        """Return the dequantized values in the order of the weight."""
+        if self.order is None:
+            return values
+        order = derived(rw, self.home, self.order, "order")
+        return rw.call(aten.index_select.default, values, self.axis, order)
+
 
 def read_expanded(node: Node) -> ExpandedScale | Miss:
     """View a product of constants as quantized values in groups."""
@@ -286,7 +293,4 @@ class ContractScale(PatternRule):
         if found.zero is not None:
             zero = derived(rw, found.home, found.zero.to(torch.int32), "zero_point")
         y = rw.call(ops.dequantize, q, scale, zero, str(spec))
-        if found.order is not None:
-            order = derived(rw, found.home, found.order, "order")
-            y = rw.call(aten.index_select.default, y, found.axis, order)
-        rw.replace(found.node, y)
+        rw.replace(found.node, found.in_order(y, rw))

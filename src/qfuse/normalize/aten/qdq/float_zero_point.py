@@ -10,7 +10,7 @@ from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
-from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain, dtype_range
+from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, dtype_range
 from qfuse.normalize.aten.qdq.expanded_scale import ExpandedScale, are_whole, read_expanded
 from qfuse.normalize.aten.qdq.scale_factor import scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
@@ -31,24 +31,12 @@ class FloatZeroPoint:
     """A weight with one scale and one fractional zero point per block.
 
     Attributes:
-        home: The quantized values, as they are computed.
-        values: The quantized values.
-        stored: How they are viewed; ``None`` if they are rearranged.
-        scale: One entry per block.
-        zero: Likewise.
-        block: The block.
-        order: The order of an axis in the weight, if it differs from that of the values.
-        axis: That axis.
+        weight: The weight and its parameters.
+        stored: How the quantized values are viewed; ``None`` if they are rearranged.
     """
 
-    home: Node
-    values: torch.Tensor
-    stored: QuantizedValues | None
-    scale: torch.Tensor
-    zero: torch.Tensor
-    block: Block
-    order: torch.Tensor | None = None
-    axis: int = 0
+    weight: ExpandedScale
+    stored: QuantizedValues | None = None
 
 
 SCALE = Operand("scale")
@@ -62,13 +50,7 @@ def _expanded(node: Node) -> FloatZeroPoint | Miss:
         return found
     if found.zero is None or are_whole(found.zero):
         return Miss(MissCode.PATTERN, node, "its zero points are integers", progress=0)
-    return _of_groups(found, found.zero)
-
-
-def _of_groups(found: ExpandedScale, zero: torch.Tensor) -> FloatZeroPoint:
-    return FloatZeroPoint(
-        found.home, found.values, None, found.scale, zero, found.block, found.order, found.axis
-    )
+    return FloatZeroPoint(found)
 
 
 def _tiled(match: Match, node: Node) -> FloatZeroPoint | Miss:
@@ -94,7 +76,8 @@ def _tiled(match: Match, node: Node) -> FloatZeroPoint | Miss:
         text = "a zero point of shape {} does not tile values of shape {}"
         return Miss(MissCode.SHAPE, node, text, tuple(value.shape), tuple(shape))
     scales, zeros = (part.expand(grid).contiguous() for part in (factor.value, value))
-    return FloatZeroPoint(known[0], known[1], stored, scales, zeros, block)
+    weight = ExpandedScale(node, *known, scales, zeros, block)
+    return FloatZeroPoint(weight, stored)
 
 
 def _fractions(node: Node, zero: object) -> torch.Tensor | Miss:
@@ -139,24 +122,24 @@ class FloatZero(PatternRule):
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Add the constants, the dequantize, and the order."""
         found, real = site[FOUND], dtype_of(site.node)
-        low, high = _range(found.values)
+        weight, zero = found.weight, found.weight.zero
+        assert zero is not None, "the match has read the zero points"
+        low, high = _range(weight.values)
         compute = torch.float64 if real is torch.float64 else torch.float32
         middle = (low + high + 1) / 2
-        offset = ((middle - found.zero.double()) * found.scale.double()).to(compute)
+        offset = ((middle - zero.double()) * weight.scale.double()).to(compute)
         spec = QuantSpec(
-            found.values.dtype, low, high, found.block, real, Arithmetic(compute),
+            weight.values.dtype, low, high, weight.block, real, Arithmetic(compute),
             ZeroPointDomain.FLOAT_OFFSET,
         )  # fmt: skip
         if found.stored is None:
-            q = derived(rw, found.home, found.values, "stored")
+            q = derived(rw, weight.home, weight.values, "stored")
         else:
             q = found.stored.build(rw)
-        scale = derived(rw, found.home, found.scale, "scale")
-        y = rw.call(ops.dequantize, q, scale, derived(rw, found.home, offset, "offset"), str(spec))
-        if found.order is not None:
-            order = derived(rw, found.home, found.order, "order")
-            y = rw.call(aten.index_select.default, y, found.axis, order)
-        rw.replace(site.node, y)
+        scale = derived(rw, weight.home, weight.scale, "scale")
+        moved = derived(rw, weight.home, offset, "offset")
+        y = rw.call(ops.dequantize, q, scale, moved, str(spec))
+        rw.replace(site.node, weight.in_order(y, rw))
 
 
 def _range(values: torch.Tensor) -> tuple[int, int]:
