@@ -31,7 +31,7 @@ aten = torch.ops.aten
 NAME = "qfuse.image_activation_quantized"
 F32, BF16 = torch.float32, torch.bfloat16
 NORM = "mul(0)|add(1,1.0)"
-LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def spec_of(dtype: torch.dtype, *block: int | None, **changes: Any) -> QuantSpec:
@@ -62,8 +62,9 @@ class Case:
     def program(self) -> OptimizedGraph:
         """The op on an image that enters."""
         b = GraphBuilder()
-        order = {"order": LAST[len(self.shape)]} if self.channels_last else {}
-        x = b.arg("x", self.x, *self.shape, **order)
+        x = b.arg("x", self.x, *self.shape)
+        if self.channels_last:
+            x = b.call(aten.clone.default, x, memory_format=LAST[len(self.shape)])
         return b.done(*self.results(b, x), stage=OptimizedGraph)
 
     def results(self, b: GraphBuilder, x: Node) -> list[Node]:
@@ -221,7 +222,8 @@ def test_without_a_compiler_or_vectors_it_is_expanded() -> None:
 def image(b: GraphBuilder, channels: int, dtype: torch.dtype = torch.uint8) -> Node:
     """A channels-last image that enters."""
     name = f"part{len(list(b.graph.nodes))}"
-    return b.arg(name, dtype, "n", channels, 30, 31, order=LAST[4])
+    x = b.arg(name, dtype, "n", channels, 30, 31)
+    return b.call(aten.clone.default, x, memory_format=torch.channels_last)
 
 
 CAT = replace(Case(), shape=("n", 64, 30, 31))
