@@ -4,140 +4,29 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.fake_kernels import OPCHECKS
+from tests.support.cases.image_activation import (
+    CHANNELS,
+    LAYOUTS,
+    NORM,
+    SIZES,
+    Case,
+    images,
+    last,
+    norm,
+    normed,
+    output_of,
+)
 from tests.support.cases.linear_kernel import STORED, codes
-from tests.support.guard_pages import assert_same_with_guards
 
-from qfuse.ir.errors import InputError
-from qfuse.kernels import cat_channels, image_activation_quantized
+from qfuse.kernels import image_activation_quantized
 
 pytestmark = [pytest.mark.numeric, pytest.mark.usefixtures("library")]
-
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Blocks of 64, 32 and 16 channels, and of fewer; all of them in 127.
-CHANNELS = (
-    (1,),
-    (7,),
-    (16,),
-    (32,),
-    (48,),
-    (64,),
-    (127,),
-    (192,),
-    (64, 32, 32),
-    (5, 0, 33),
-    (3, 17),
-)
-SIZES = ((2, 5, 3), (1, 1, 1), (3, 1, 4), (1, 40, 41), (2, 3, 2, 3))
-
-
-def last(x: torch.Tensor) -> torch.Tensor:
-    """The same values, channels-last."""
-    return x.contiguous(memory_format=FORMATS[x.dim()])
-
-
-def part_of_a_split(x: torch.Tensor) -> torch.Tensor:
-    """The same values as a part of the channels of another image."""
-    n, c, *sizes = x.shape
-    wide = last(torch.zeros((n, c + 5, *sizes), dtype=x.dtype))
-    wide[:, 2 : c + 2] = x
-    return wide[:, 2 : c + 2]
-
-
-LAYOUTS: dict[str, Callable[[list[torch.Tensor]], list[torch.Tensor]]] = {
-    "channels-last": lambda parts: [last(x) for x in parts],
-    "parts of splits": lambda parts: [part_of_a_split(x) for x in parts],
-    "rows": lambda parts: parts,
-    "lines apart": lambda parts: [
-        last(torch.nn.functional.pad(x, (1, 2)))[..., 1:-2] for x in parts
-    ],
-}
-
-
-def output_of(
-    dtype: torch.dtype, low: int = 0, high: int = 255, zero: int = 0, scale: float = 0.037
-) -> dict[str, Any]:
-    """A result in steps of ``scale``; the range counts from the least value of ``dtype``."""
-    least = torch.iinfo(dtype).min
-    return {
-        "out_scale": torch.tensor([scale]),
-        "out_zero_point": torch.tensor([zero + least]),
-        "quant_min": low + least,
-        "quant_max": high + least,
-        "out_dtype": dtype,
-    }
-
-
-def per_channel(values: torch.Tensor, dims: int) -> torch.Tensor:
-    """Values that broadcast to the channels of an image."""
-    return values if values.numel() == 1 else values.reshape(-1, *(1,) * (dims - 2))
-
-
-def quantized(y: torch.Tensor, o: dict[str, Any]) -> torch.Tensor:
-    """What the op promises, in torch; what is not a number becomes 0."""
-    scale, zero = o["out_scale"], o["out_zero_point"].float()
-    y = y * scale.reciprocal().float() if o.get("reciprocal", True) else y / scale.float()
-    y = (y + zero).round() if o.get("zero_point_first", False) else y.round() + zero
-    return y.clamp(o["quant_min"], o["quant_max"]).nan_to_num(0.0).to(o["out_dtype"])
-
-
-@dataclass(frozen=True)
-class Case:
-    """Images, their parameters, and float operands; ``expected`` applies ``steps`` in torch."""
-
-    parts: list[torch.Tensor]
-    scale: torch.Tensor | None
-    zero: torch.Tensor | None
-    text: str = ""
-    extras: list[torch.Tensor] = field(default_factory=list)
-    steps: Callable[..., torch.Tensor] = lambda y: y
-    output: dict[str, Any] = field(default_factory=lambda: output_of(torch.uint8))
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = {"x_scale": self.scale, "x_zero_point": self.zero, "epilogue": self.text}
-        args = self.parts[0], self.parts[1:] or None
-        return args, {**given, "extras": self.extras or None, **self.output}
-
-    def expected(self) -> torch.Tensor:
-        y = torch.cat(self.parts, 1).float()
-        if self.scale is not None:
-            zero = torch.zeros(1) if self.zero is None else self.zero.float()
-            y = (y - per_channel(zero, y.dim())) * per_channel(self.scale.float(), y.dim())
-        return quantized(self.steps(y, *self.extras), self.output)
-
-    def check(self) -> torch.Tensor:
-        args, options = self.arguments()
-        y, expected = image_activation_quantized(*args, **options), self.expected()
-        assert torch.equal(y, expected), (self.text, self.output, self.scale, self.zero)
-        assert y.stride() == torch.empty(y.shape, memory_format=FORMATS[y.dim()]).stride()
-        return y
-
-
-def images(
-    size: Sequence[int], channels: Sequence[int], dtype: torch.dtype, layout: str = "channels-last"
-) -> list[torch.Tensor]:
-    n, *sizes = size
-    shapes = [(n, c, *sizes) for c in channels]
-    stored = not dtype.is_floating_point
-    return LAYOUTS[layout]([codes(s, dtype) if stored else torch.randn(s) * 3 for s in shapes])
-
-
-def norm(dims: int, channels: int) -> list[torch.Tensor]:
-    """A factor and a summand per channel."""
-    return [torch.randn(channels, *(1,) * (dims - 2)), torch.randn(channels, *(1,) * (dims - 2))]
-
-
-NORM = "mul(0)|add(1,1.0)"
-
-
-def normed(y: torch.Tensor, factor: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    return y * factor + shift
 
 
 @pytest.mark.parametrize("channels", CHANNELS)
@@ -332,111 +221,3 @@ def test_small_and_large_scales(isa: str) -> None:
             normed,
             output_of(torch.int8, zero=zero, scale=out),
         ).check()
-
-
-@pytest.mark.parametrize("channels", [(64,), (31, 64, 65, 0, 7), (256, 24), (5,)])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_reads_and_writes_nothing_else(isa: str, channels: tuple[int, ...], layout: str) -> None:
-    del isa
-    total = sum(channels)
-    for size, dtype in itertools.product(SIZES[:3] + SIZES[4:], (torch.uint8, torch.float32)):
-        stored = not dtype.is_floating_point
-        parts = images(size, channels, dtype, layout)
-        scale, zero = torch.rand(total) * 0.05, torch.randint(0, 255, (total,))
-        for text, extras in (
-            (NORM, norm(parts[0].dim(), total)),
-            ("mul(0)|act(silu)", [torch.rand(size[0], total, *(1,) * (len(size) - 1))]),
-            ("add(0,0.5)", [torch.rand(size[0], total, *size[1:])]),
-        ):
-            params = (scale, zero) if stored else (None, None)
-            args, options = Case(parts, *params, text, extras).arguments()
-            assert_same_with_guards(image_activation_quantized, args, options)
-
-
-def test_threads_and_instruction_sets_do_not_matter(isa: str) -> None:
-    del isa
-    torch.manual_seed(0)
-    parts = images((2, 57, 31), (64, 32, 5), torch.int8)
-    case = Case(parts, torch.tensor([0.03]), None, NORM, norm(4, 101), normed)
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            case.check()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_without_steps_it_is_a_join_of_other_scales(isa: str) -> None:
-    del isa
-    parts = images((2, 5, 3), (64, 32, 7), torch.uint8)
-    y = Case(parts, torch.tensor([0.5]), None, output=output_of(torch.uint8, scale=0.5)).check()
-
-    assert torch.equal(y, cat_channels(parts[0], parts[1:]))
-
-
-@pytest.mark.parametrize("size", [(0, 4, 4), (2, 0, 4)])
-def test_no_pixel(isa: str, size: tuple[int, ...]) -> None:
-    del isa
-    parts = [torch.empty(size[0], c, *size[1:], dtype=torch.uint8) for c in (3, 4)]
-    Case(parts, torch.tensor([0.1]), None, NORM, norm(4, 7), normed).check()
-
-
-def test_no_channel(isa: str) -> None:
-    del isa
-    parts = [torch.empty(2, 0, 4, 4, dtype=torch.uint8)] * 2
-    Case(parts, torch.tensor([0.1]), None).check()
-
-
-STORED_IMAGE = torch.zeros(2, 3, 4, 4, dtype=torch.int8)
-SCALE = torch.tensor([0.1])
-WRONG: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {
-    "4 or 5 axes": ([STORED_IMAGE[0]], {"x_scale": SCALE}),
-    "int8, uint8 or float32": ([STORED_IMAGE.bfloat16()], {}),
-    "channels only": ([STORED_IMAGE, STORED_IMAGE[:, :, 1:]], {"x_scale": SCALE}),
-    "need a scale": ([STORED_IMAGE], {}),
-    "neither scale nor zero point": ([STORED_IMAGE.float()], {"x_scale": SCALE}),
-    "x_scale has 2 elements, expected 1 or 3": ([STORED_IMAGE], {"x_scale": torch.ones(2)}),
-    "not float32": ([STORED_IMAGE], {"x_scale": SCALE, "epilogue": "cast(bfloat16)"}),
-    "does not support GLU": ([STORED_IMAGE], {"x_scale": SCALE, "epilogue": "glu(silu,up-first)"}),
-    "not there": ([STORED_IMAGE], {"x_scale": SCALE, "epilogue": "mul(0)"}),
-    "at least one axis": (
-        [STORED_IMAGE],
-        {"x_scale": SCALE, "epilogue": "mul(0)", "extras": [torch.tensor(1.0)]},
-    ),
-    "range of the codes": ([STORED_IMAGE], {"x_scale": SCALE, "quant_max": 300}),
-}
-
-
-@pytest.mark.parametrize("message", WRONG)
-def test_what_it_refuses(message: str) -> None:
-    parts, options = WRONG[message]
-    with pytest.raises(RuntimeError, match=message):
-        image_activation_quantized(parts[0], parts[1:], **{**output_of(torch.uint8), **options})
-
-
-def test_what_the_fake_refuses() -> None:
-    meta = [x.to("meta") for x in (STORED_IMAGE, STORED_IMAGE[:, :, 1:])]
-    options = {**output_of(torch.uint8), "x_scale": SCALE}
-    with pytest.raises(InputError, match="channels only"):
-        image_activation_quantized(meta[0], meta[1:], **options)
-    with pytest.raises(InputError, match="int8 or uint8"):
-        image_activation_quantized(meta[0], None, **{**options, "out_dtype": torch.int32})
-    with pytest.raises(InputError, match="4 or 5 axes"):
-        image_activation_quantized(meta[0][0], None, **options)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_the_fake_is_like_the_result(size: tuple[int, ...]) -> None:
-    parts = images(size, (5, 16, 33), torch.uint8, "rows")
-    args, options = Case(parts, SCALE, None, NORM, norm(parts[0].dim(), 54), normed).arguments()
-    y = image_activation_quantized(*args, **options)
-
-    fake = image_activation_quantized(
-        args[0].to("meta"), [x.to("meta") for x in args[1]], **options
-    )
-
-    assert (fake.shape, fake.stride(), fake.dtype) == (y.shape, y.stride(), y.dtype)
-    bound = image_activation_quantized._bind(args, options)
-    op = torch.ops.qfuse.image_activation_quantized.default
-    torch.library.opcheck(op, tuple(bound), test_utils=OPCHECKS)

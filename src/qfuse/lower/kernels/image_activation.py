@@ -20,8 +20,8 @@ from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
-from qfuse.lower.layout.cats import channels_last_parts
 from qfuse.lower.operands.checks import check_qparams, output_args, typed
+from qfuse.lower.operands.images import CHANNELS, channels_last_parts
 from qfuse.lower.operands.rowwise import RowwiseKernel
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.epilogue_text import KernelEpilogue
@@ -29,7 +29,6 @@ from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.lower.problems.span import ACTIVATION, Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
-_CHANNELS = 1
 # What a core computes in float32 while it converts a value to float and back: about a cycle of
 # compiled loops, and a quarter of one in the kernel.
 _LOOP_FLOPS, _KERNEL_FLOPS = 32.0, 8.0
@@ -130,9 +129,9 @@ def _check_source(op: Activation) -> Refusal | None:
     others = [
         covers(b, size)
         for axis, (b, size) in enumerate(zip(block, shape, strict=True))
-        if axis != _CHANNELS
+        if axis != CHANNELS
     ]
-    if is_whole(block, shape) or (all(others) and block[_CHANNELS] == 1):
+    if is_whole(block, shape) or (all(others) and block[CHANNELS] == 1):
         return None
     return Refusal(f"its input is scaled in blocks of {params.spec.block_text()}")
 

@@ -16,7 +16,7 @@ from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.qdq import as_quantize
 from qfuse.ir.ops.views import dtype_of, result_of, results_of, shape_of, tensor_of
 from qfuse.optimize.fuse.operands import stored_edge
-from qfuse.optimize.images.joined import JoinedImages, joined_images
+from qfuse.optimize.images.joined import JoinedImages, images_of_cat
 from qfuse.optimize.match.batch_norm import factor_and_shift, normalized, refuse_training
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -141,7 +141,7 @@ def _without_norm(node: Node, result: Node) -> Activation | Miss:
     norm = _norm_of(result)
     assert norm is not None, "it is the result of a norm"
     x, params = stored_edge(arguments(norm)["input"])  # type: ignore[arg-type]
-    if params is None and joined_images(x) is None:
+    if params is None and images_of_cat(x) is None:
         return Miss(MissCode.NOT_QUANTIZED, x, "the input of the norm is not quantized", progress=2)
     known = as_activation(node)
     if known is not None:
@@ -182,5 +182,5 @@ def _site(norm: Node, fused: Activation) -> StoredNormSite | Miss:
         return Miss(MissCode.RANGE, norm, "its factors are not finite in float32", progress=3)
     known = as_activation(fused.node)
     results = {0: fused.node} if known is None else results_of(fused.node)
-    joined = joined_images(fused.x) if fused.x_params is None else None
+    joined = images_of_cat(fused.x) if fused.x_params is None else None
     return StoredNormSite(fused, results, joined, factor, shift, norm.name)

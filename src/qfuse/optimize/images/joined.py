@@ -43,7 +43,7 @@ class JoinedImages:
         return q, QuantParams(self.spec, scale, node)
 
 
-def joined_images(x: object) -> JoinedImages | None:
+def images_of_cat(x: object) -> JoinedImages | None:
     """View ``x`` as such a cat.
 
     ``None`` if it is none, if the images differ in more than their parameters, or if parameters or
