@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.image_activation import (
+from tests.support.cases.linear_kernel import STORED, codes
+from tests.support.graphs.image_activation import (
     CHANNELS,
     LAYOUTS,
     NORM,
@@ -22,7 +23,6 @@ from tests.support.cases.image_activation import (
     normed,
     output_of,
 )
-from tests.support.cases.linear_kernel import STORED, codes
 
 from qfuse.kernels import image_activation_quantized
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.cases.fake_kernels import OPCHECKS
-from tests.support.cases.image_activation import (
+from tests.support.graphs.image_activation import (
     LAYOUTS,
     NORM,
     SIZES,
