@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
+from qfuse.ir.signature.strides import with_measured_strides
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
 from qfuse.lower import claim_ops, lower
@@ -251,7 +252,8 @@ class Pipeline:
                 f"the model returns other values with every rewrite undone: {verdict.wrong}",
                 fix="this is a bug of qfuse; please report it with the model",
             )
-        return Plan(lowered, reference, self.extensions.backends)
+        signature = with_measured_strides(lowered.signature, reference.outputs)
+        return Plan(replace(lowered, signature=signature), reference, self.extensions.backends)
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
         try:
