@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from qfuse.normalize.aten.activations.squared_relu import SpellSquaredRelu
 from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.normalize.aten.convolution.padding import SpellPadding
@@ -89,6 +90,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Activations of quantized linears and convolutions, written as arithmetic.
     MergeClamps,
     SpellActivation,
+    SpellSquaredRelu,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
     SpellCast,
