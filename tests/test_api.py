@@ -75,7 +75,7 @@ class QuantizesAProductOfTwoTypes(nn.Module):
 @pytest.mark.parametrize("check", ["site", "pipeline"])
 def test_a_model_that_does_not_run_is_told_apart_from_a_rewrite(check: str) -> None:
     model = QuantizesAProductOfTwoTypes().eval()
-    with pytest.raises(CaptureError, match="does not run on its example inputs.*dtype"):
+    with pytest.raises(CaptureError, match=r"does not run on its example inputs.*dtype"):
         qfuse.compile(model, (torch.ones(2, 4),), options=EAGER, check=check)
 
 
