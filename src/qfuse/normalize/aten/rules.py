@@ -28,6 +28,7 @@ from qfuse.normalize.aten.qdq.clamp_zero_point import ClampZeroPoint
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
+from qfuse.normalize.aten.qdq.float_offset import FloatOffset
 from qfuse.normalize.aten.qdq.float_zero_point import FloatZero
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.aten.qdq.fold_integers import FoldIntegers
@@ -86,7 +87,9 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
+    # Integers that a graph computes in floats have no offset.
     FoldIntegers,
+    FloatOffset,
     # Activations of quantized linears and convolutions, written as arithmetic.
     MergeClamps,
     SpellActivation,
