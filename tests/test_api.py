@@ -69,7 +69,8 @@ class QuantizesAProductOfTwoTypes(nn.Module):
         self.linear = nn.Linear(4, 4).double()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.linear(x) / 0.1).round().clamp(-128, 127).to(torch.int8)
+        y: torch.Tensor = self.linear(x) / 0.1
+        return y.round().clamp(-128, 127).to(torch.int8)
 
 
 @pytest.mark.parametrize("check", ["site", "pipeline"])
