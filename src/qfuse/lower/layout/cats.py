@@ -36,7 +36,7 @@ def lower_cats(context: LoweringContext) -> None:
     ):
         return
     for node in list(context.program.graph.nodes):
-        parts = _parts_of(node)
+        parts = channels_last_parts(node)
         if parts is None:
             continue
         sizes = " + ".join(str(shape_of(part)[_CHANNELS]) for part in parts)
@@ -60,8 +60,11 @@ def _join(node: Node, parts: Parts, rw: Rewriter) -> None:
     rw.replace(node, rw.call(torch.ops.qfuse.cat_channels.default, first, others))
 
 
-def _parts_of(node: Node) -> Parts | None:
-    """Return the images of a cat that the kernel takes."""
+def channels_last_parts(node: Node) -> Parts | None:
+    """Return the images of a cat along channels that kernels read in place, or ``None``.
+
+    They are channels-last, of int8 or of uint8, and so is the result.
+    """
     if not is_call(node, aten.cat.default) or CLAIM_META in node.meta:
         return None
     a, value = arguments(node), tensor_of(node)
