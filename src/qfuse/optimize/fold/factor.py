@@ -11,15 +11,16 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call, overload_of
-from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.base import Movement
-from qfuse.ir.movement.registry import movement_of
-from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
-from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
-from qfuse.optimize.match.move_qparams import GraphMover
+from qfuse.patterns.quantized_operand import (
+    is_quantized_activation,
+    moved_operand,
+    reapply_movements,
+    scaled_by_constant,
+)
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -28,14 +29,10 @@ from qfuse.rewrite.prelude import (
     OpOverload,
     Rewriter,
     Rule,
-    arguments,
     aten,
 )
 
-_FACTORS = (aten.mul.Tensor, aten.div.Tensor)
 _MATRIX = 2
-# Bounds the search above an operand.
-_STEPS = 16
 # Products stay far from the ends of the range of float32.
 _LEAST, _MOST = 2.0**-64, 2.0**64
 # The values that are multiplied by a factor below 1 may be in range only after that.
@@ -75,7 +72,7 @@ class _SinkFactor(Rule[FactorSite], ABC):
         sides = {"x": product.x, "other": product.other}
         sites = [_site(product, side, operand) for side, operand in sides.items()]
         site = next((found for found in sites if found is not None), None)
-        if site is None or not all(map(_is_quantized, sides.values())):
+        if site is None or not all(map(is_quantized_activation, sides.values())):
             text = "no quantized operand is multiplied by a constant"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         if _is_exact(site) is not (self.exactness is Exactness.EXACT):
@@ -85,9 +82,7 @@ class _SinkFactor(Rule[FactorSite], ABC):
     def rewrite(self, site: FactorSite, rw: Rewriter) -> None:
         """Multiply the operands as they are, and scale the result."""
         product = site.product
-        value, mover = site.source, GraphMover(rw)
-        for movement in reversed(site.movements):
-            value = movement.apply(mover, value)
+        value = reapply_movements(rw, site.movements, site.source)
         operands = [value, product.other] if site.side == "x" else [product.x, value]
         op, scale = overload_of(product.node), overload_of(site.node)
         assert op is not None, "a product is a call"
@@ -145,54 +140,12 @@ class SinkPowerOfTwo(_SinkFactor):
 
 def _site(product: Matmul, side: str, operand: Node) -> FactorSite | None:
     """View an operand as a product with a constant below movements."""
-    movements: list[Movement] = []
-    node = operand
-    while len(movements) < _STEPS and (movement := movement_of(node)) is not None:
-        movements.append(movement)
-        node = movement.source
-    found = _scaled(node)
+    movements, node = moved_operand(operand)
+    found = scaled_by_constant(node)
     if found is None:
         return None
     source, factor, value = found
-    return FactorSite(product, side, tuple(movements), node, source, factor, value)
-
-
-def _scaled(node: Node) -> tuple[Node, Argument, torch.Tensor] | None:
-    """Return the value that ``node`` multiplies or divides by a constant, and the constant."""
-    if not is_call(node, *_FACTORS):
-        return None
-    a = arguments(node)
-    sides = [(a["self"], a["other"])]
-    # `c / x` is not linear in x.
-    if not is_call(node, aten.div.Tensor):
-        sides.append((a["other"], a["self"]))
-    for source, factor in sides:
-        value = _value(factor)
-        if isinstance(source, Node) and value is not None and constant_value(source) is None:
-            return source, factor, value
-    return None
-
-
-def _value(factor: object) -> torch.Tensor | None:
-    if isinstance(factor, bool):
-        return None
-    if isinstance(factor, (int, float)):
-        return torch.tensor(float(factor), dtype=torch.float64)
-    return constant_value(factor)
-
-
-def _is_quantized(operand: Node) -> bool:
-    """Whether an operand is a dequantize of an activation, below movements and factors."""
-    for _ in range(_STEPS):
-        movement, scaled = movement_of(operand), _scaled(operand)
-        if movement is not None:
-            operand = movement.source
-        elif scaled is not None:
-            operand = scaled[0]
-        else:
-            break
-    found = as_dequantize(operand)
-    return found is not None and constant_of(found.q) is None
+    return FactorSite(product, side, movements, node, source, factor, value)
 
 
 def _is_exact(site: FactorSite) -> bool:
