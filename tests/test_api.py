@@ -63,6 +63,34 @@ def test_examples_of_another_type_than_the_model(x: torch.Tensor) -> None:
     assert "While executing" not in str(raised.value)
 
 
+@pytest.mark.parametrize("work", [qfuse.compile, qfuse.explain])
+def test_threads_that_compile_take_turns(work: Any) -> None:
+    x = torch.randn(2, 4)
+
+    def one(seed: int) -> bool:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval()
+        made = work(model, (x,), options=EAGER)
+        return isinstance(made, qfuse.Report) or torch.equal(made(x), model(x))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(one, range(3))) == [True] * 3
+
+
+def test_a_compiled_model_says_what_it_is() -> None:
+    fast = qfuse.compile(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), options=EAGER)
+    assert repr(fast) == (
+        "<CompiledModel(input): 0 quantized ops on kernels, 0 expanded, "
+        "0 quantize/dequantize left; eager>"
+    )
+
+
+def test_a_model_without_values() -> None:
+    with pytest.raises(CaptureError, match=r"^weight is on the meta device") as raised:
+        qfuse.compile(nn.Linear(4, 4, device="meta").eval(), (torch.randn(2, 4),), options=EAGER)
+    assert "to_empty" in str(raised.value.fix)
+
+
 class Counts(nn.Module):
     seen: torch.Tensor
 

@@ -13,7 +13,7 @@ import torch
 import qfuse
 from qfuse.backends import Backend, chosen_backends
 from qfuse.extensions import (
-    GROUPS,
+    Group,
     check_unique,
     extension_names,
     list_extensions,
@@ -23,13 +23,12 @@ from qfuse.ir.errors import ExtensionError, OptionsError
 from qfuse.ir.ops import library as ops
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
-from qfuse.lower.kernels.installed import KERNELS_GROUP, installed_kernels
+from qfuse.lower.kernels.installed import installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.normalize.builtin import BUILTIN
-from qfuse.normalize.importers.dialect import ENTRY_POINT_GROUP, Dialect, rules_of
+from qfuse.normalize.importers.dialect import Dialect, rules_of
 from qfuse.optimize import check_rule_names, installed_rules
-from qfuse.optimize.installed import RULES_GROUP
-from qfuse.options import BACKENDS_GROUP, BuiltinBackend
+from qfuse.options import BuiltinBackend
 from qfuse.pipeline import Extensions
 from qfuse.rewrite.prelude import Node, aten
 from qfuse.rewrite.scheduled import Phase, ScheduledRules
@@ -150,15 +149,15 @@ def test_what_is_wrong_with_a_package_names_it(
     assert "acme" in str(caught.value)
 
 
-@pytest.mark.parametrize("group", ["dialects", "rules", "kernels", "backends"])
+@pytest.mark.parametrize("group", Group)
 def test_two_packages_with_one_name_are_an_error_that_names_both(
-    install: Install, group: str
+    install: Install, group: Group
 ) -> None:
-    install("acme", f"qfuse.{group}", "same = some_extension:number")
-    install("zenith", f"qfuse.{group}", "same = some_extension:rules")
+    install("acme", group, "same = some_extension:number")
+    install("zenith", group, "same = some_extension:rules")
 
     with pytest.raises(ExtensionError, match=r"acme 1.2 and one of zenith 1.2"):
-        load_extensions(f"qfuse.{group}", object, "thing")
+        load_extensions(group, object)
 
 
 def test_a_dialect_that_clashes_names_its_distribution(install: Install, tmp_path: Path) -> None:
@@ -261,7 +260,7 @@ def test_a_backend_is_chosen_once() -> None:
 def test_names_are_listed_without_an_import(install: Install) -> None:
     install("acme", "qfuse.backends", "b = broken_extension:b", "a = broken_extension:a")
 
-    assert extension_names("qfuse.backends") == ("a", "b")
+    assert extension_names(Group.BACKENDS) == ("a", "b")
     assert "broken_extension" not in sys.modules
 
 
@@ -309,7 +308,3 @@ def test_what_is_installed_is_listed_with_its_package(install: Install) -> None:
     assert mine.value == "some_extension:rules"
     assert (broken.what, broken.origin) == ("dialect", "two 1.2")
     assert "no_such_module" in broken.problem
-
-
-def test_every_group_is_listed() -> None:
-    assert set(GROUPS) == {ENTRY_POINT_GROUP, RULES_GROUP, KERNELS_GROUP, BACKENDS_GROUP}

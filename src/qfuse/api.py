@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.report import Report
 from qfuse.targets import Target
 
+# Tracing replaces globals of torch, so one thread of a process compiles at a time.
+_TRACING = threading.RLock()
+
 
 class CompiledModel(CompiledModule):
     """A compiled model, called like the model that it was compiled from.
@@ -39,6 +43,15 @@ class CompiledModel(CompiledModule):
         super().__init__(module.signature, module.runner)
         self.plan = plan
         self.report = report
+
+    def __repr__(self) -> str:
+        fused, expanded, left = map(
+            len, (self.report.fused, self.report.expanded, self.report.left)
+        )
+        call = ", ".join(map(str, self.signature.parameters))
+        ops = f"{fused} quantized ops on kernels, {expanded} expanded"
+        name = type(self).__name__
+        return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         """Copy the mutable state; code and constants are immutable and shared."""
@@ -60,6 +73,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     progress: Callable[[str], None] | None = None,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
+
+    Any number of threads may call this; they take turns, since torch traces in one at a time.
 
     Args:
         model: An ``nn.Module`` in eval mode (quantized by torchao or by hand), an
@@ -88,15 +103,16 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
             one name.
     """
     session = _Session.start(target, check, float_dtype, options, progress)
-    captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-    with _as_captured():
-        with session.timed("plan"):
-            plan = session.pipeline().plan(captured, inputs)
-        with session.timed("compile"):
-            runner = plan.compile(
-                str(session.options.backend), session.backend_options(), session.progress
-            )
-        runner = plan.confirm(runner, inputs)
+    with _TRACING:
+        captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
+        with _as_captured():
+            with session.timed("plan"):
+                plan = session.pipeline().plan(captured, inputs)
+            with session.timed("compile"):
+                runner = plan.compile(
+                    str(session.options.backend), session.backend_options(), session.progress
+                )
+            runner = plan.confirm(runner, inputs)
     module = CompiledModule(plan.lowered.signature, runner)
     return CompiledModel(module, plan, session.report(plan, runner.backend))
 
@@ -120,9 +136,10 @@ def explain(  # noqa: PLR0913 - one keyword per option
     Arguments and errors are those of :func:`compile`.
     """
     session = _Session.start(target, "off", float_dtype, options, progress)
-    captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-    with _as_captured(), session.timed("plan"):
-        plan = session.pipeline().plan(captured, inputs)
+    with _TRACING:
+        captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
+        with _as_captured(), session.timed("plan"):
+            plan = session.pipeline().plan(captured, inputs)
     return session.report(plan, None)
 
 

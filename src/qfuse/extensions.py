@@ -1,17 +1,16 @@
 """Entry points: the objects that installed packages add to qfuse.
 
-There is one group per kind of object: ``qfuse.dialects``, ``qfuse.rules``, ``qfuse.kernels`` and
-``qfuse.backends``. Names are unique within a group.
+There is one group per kind of object: see :class:`Group`. Names are unique within a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib.metadata import EntryPoint, entry_points
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from qfuse.ir.errors import USER_CODE_ERRORS, ExtensionError
 
@@ -20,15 +19,28 @@ T = TypeVar("T")
 OWN = "qfuse"
 """The origin of what is part of qfuse."""
 
-GROUPS: Mapping[str, str] = MappingProxyType(
-    {
-        "qfuse.dialects": "dialect",
-        "qfuse.rules": "set of rules",
-        "qfuse.kernels": "set of kernels",
-        "qfuse.backends": "backend",
-    }
-)
-"""The groups of entry points, each with the word for its objects."""
+
+class Group(StrEnum):
+    """A group of entry points. Members are what packages write in their metadata.
+
+    Attributes:
+        noun: The word for an object of the group in messages.
+    """
+
+    noun: str
+
+    def __new__(cls, value: str, noun: str) -> Self:
+        """Make a member with its noun."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.noun = noun
+        return member
+
+    DIALECTS = "qfuse.dialects", "dialect"
+    RULES = "qfuse.rules", "set of rules"
+    KERNELS = "qfuse.kernels", "set of kernels"
+    BACKENDS = "qfuse.backends", "backend"
+
 
 _FIX = "repair the package, or uninstall it to go on without it"
 
@@ -48,43 +60,42 @@ class Extension(Generic[T]):
     origin: str
 
 
-def extension_names(group: str) -> tuple[str, ...]:
+def extension_names(group: Group) -> tuple[str, ...]:
     """Return the names of the entry points of a group, sorted; no package is imported."""
     return tuple(sorted({point.name for point in entry_points(group=group)}))
 
 
-def extension_origins(group: str, what: str) -> dict[str, str]:
+def extension_origins(group: Group) -> dict[str, str]:
     """Return the origin of each entry point of a group, by name; no package is imported.
 
     Raises:
         ExtensionError: Two packages have entry points of one name.
     """
-    return {point.name: _origin(point) for point in _points(group, what)}
+    return {point.name: _origin(point) for point in _points(group)}
 
 
-def load_extensions(group: str, kind: type[T], what: str) -> tuple[Extension[T], ...]:
+def load_extensions(group: Group, kind: type[T]) -> tuple[Extension[T], ...]:
     """Load all objects of a group, in the order of their names.
 
     Args:
         group: The group of entry points.
         kind: The type that every object must have.
-        what: The word for such an object in messages, as "dialect".
 
     Raises:
         ExtensionError: A package cannot be imported, gives an object of another type, or has an
             entry point of the same name as another one.
     """
-    return tuple(_load(point, kind, what) for point in _points(group, what))
+    return tuple(_load(point, kind, group.noun) for point in _points(group))
 
 
-def load_extension(group: str, name: str, kind: type[T], what: str) -> Extension[T] | None:
+def load_extension(group: Group, name: str, kind: type[T]) -> Extension[T] | None:
     """Load the object of one name, or return ``None``; no other package is imported.
 
     Raises:
         ExtensionError: As :func:`load_extensions`.
     """
-    found = next((point for point in _points(group, what) if point.name == name), None)
-    return None if found is None else _load(found, kind, what)
+    found = next((point for point in _points(group) if point.name == name), None)
+    return None if found is None else _load(found, kind, group.noun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +120,8 @@ class Installed:
 def list_extensions() -> tuple[Installed, ...]:
     """List what installed packages add to qfuse, by group and name; imports the packages."""
     return tuple(
-        Installed(what, point.name, _origin(point), point.value, _problem(point, what))
-        for group, what in GROUPS.items()
+        Installed(group.noun, point.name, _origin(point), point.value, _problem(point, group.noun))
+        for group in Group
         for point in sorted(set(entry_points(group=group)), key=lambda p: (p.name, p.value))
     )
 
@@ -141,7 +152,7 @@ def check_unique(owners: Mapping[str, str], added: Iterable[tuple[str, str]], wh
         seen[name] = origin
 
 
-def _points(group: str, what: str) -> list[EntryPoint]:
+def _points(group: Group) -> list[EntryPoint]:
     """Return the entry points of a group in the order of their names, each once."""
     # Sorted, since the order of installation must not matter. A folder that is twice on the path
     # gives equal entry points.
@@ -149,7 +160,7 @@ def _points(group: str, what: str) -> list[EntryPoint]:
     distinct = list(dict.fromkeys(points))
     for one, other in pairwise(distinct):
         if one.name == other.name:
-            raise _clash(what, one.name, _origin(one), _origin(other))
+            raise _clash(group.noun, one.name, _origin(one), _origin(other))
     return distinct
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from qfuse.extensions import extension_names
+from qfuse.extensions import Group, extension_names
 from qfuse.ir.errors import OptionsError
 
 
@@ -22,10 +22,6 @@ class Check(StrEnum):
     SITE = "site"
     PIPELINE = "pipeline"
     OFF = "off"
-
-
-BACKENDS_GROUP = "qfuse.backends"
-"""The group of entry points of backends."""
 
 
 class BuiltinBackend(StrEnum):
@@ -105,7 +101,7 @@ class Options:
 
 def _backend(value: object) -> Any:
     """Return a built-in backend, or what names or is one of another package."""
-    known = (*BuiltinBackend, *extension_names(BACKENDS_GROUP))
+    known = (*BuiltinBackend, *extension_names(Group.BACKENDS))
     if isinstance(value, str):
         if value in known:
             return BuiltinBackend(value) if value in set(BuiltinBackend) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,4 +91,6 @@ def test_a_broken_kernel_is_caught(tmp_path: Path) -> None:
 
     assert (right.stdout, right.returncode) == ("120.0\n", 0), right.stderr
     assert broken.returncode != 0
-    assert "heap-buffer-overflow" in broken.stderr
+    # What a read of a whole vector is called depends on where in the memory it begins.
+    found = re.search(r"AddressSanitizer: (heap-buffer-overflow|unknown-crash)", broken.stderr)
+    assert found is not None, broken.stderr

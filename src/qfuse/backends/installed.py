@@ -13,13 +13,14 @@ from __future__ import annotations
 from qfuse.backends.backend import Backend
 from qfuse.extensions import (
     OWN,
+    Group,
     check_unique,
     extension_names,
     extension_origins,
     load_extension,
 )
 from qfuse.ir.errors import ExtensionError, OptionsError
-from qfuse.options import BACKENDS_GROUP, BuiltinBackend
+from qfuse.options import BuiltinBackend
 
 
 def chosen_backends(option: object) -> tuple[Backend, ...]:
@@ -32,7 +33,7 @@ def chosen_backends(option: object) -> tuple[Backend, ...]:
         ExtensionError: A package is broken, or two have backends of one name.
         OptionsError: Two of the backends have the same name, or there is none of a name.
     """
-    origins = extension_origins(BACKENDS_GROUP, "backend")
+    origins = extension_origins(Group.BACKENDS)
     check_unique({str(name): OWN for name in BuiltinBackend}, origins.items(), "backend")
     if isinstance(option, BuiltinBackend):
         return ()
@@ -45,9 +46,9 @@ def chosen_backends(option: object) -> tuple[Backend, ...]:
 
 
 def _named(name: str) -> Backend:
-    found = load_extension(BACKENDS_GROUP, name, Backend, "backend")  # type: ignore[type-abstract]
+    found = load_extension(Group.BACKENDS, name, Backend)  # type: ignore[type-abstract]
     if found is None:
-        installed = ", ".join(extension_names(BACKENDS_GROUP)) or "none"
+        installed = ", ".join(extension_names(Group.BACKENDS)) or "none"
         raise OptionsError(f"there is no backend {name!r}", fix=f"installed are: {installed}")
     if found.value.name != name:
         raise ExtensionError(

@@ -199,6 +199,13 @@ def _check_model(model: object) -> None:
             "the model was compiled with torch.compile already",
             fix="pass the module that was compiled",
         )
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    empty = next((name for name, value in tensors if value.is_meta), None)
+    if empty is not None:
+        raise CaptureError(
+            f"{empty} is on the meta device, so it has no values",
+            fix='load the weights first: model.to_empty(device="cpu"), then load_state_dict',
+        )
 
 
 def _check_parts(program: ExportedProgram) -> None:

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from qfuse.ir.errors import InputError
+from qfuse.kernels.accumulator import MOST_PRODUCTS_WITH_ZERO
 from qfuse.kernels.fakes import (
     check_bias_size,
     check_packed,
@@ -47,8 +48,6 @@ from qfuse.kernels.linear_ops import linear_ops
 from qfuse.kernels.pack import BLOCK, GROUP
 
 _SUMS = (torch.int16, torch.int32)
-# Sums of a group are exact in int32 up to this size.
-_MOST_IN_GROUP = 1 << 15
 
 
 def _columns(stored: torch.dtype, a: Any) -> int:
@@ -81,8 +80,10 @@ def _check_groups(
         raise InputError(
             f"{groups} groups of K = {k}: a group must be a multiple of {multiple} unless it is K"
         )
-    if k // groups > _MOST_IN_GROUP:
-        raise InputError(f"a group has {k // groups} elements, at most {_MOST_IN_GROUP} fit int32")
+    if k // groups > MOST_PRODUCTS_WITH_ZERO:
+        raise InputError(
+            f"a group has {k // groups} elements, at most {MOST_PRODUCTS_WITH_ZERO} fit int32"
+        )
     shape = (blocks, groups, BLOCK)
     check_parameters("w_scale", w_scale, (torch.float32,), shape)
     check_parameters("w_sums", w_sums, _SUMS, shape)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from qfuse.kernels.accumulator import MOST_PRODUCTS_WITH_ZERO
+
 _LANES = 16
-_MOST_K = 1 << 15
 
 
 def groups_to_merge(groups: int, features: int, k: int) -> int:
@@ -25,7 +26,7 @@ def groups_to_merge(groups: int, features: int, k: int) -> int:
         The greatest divisor of ``groups`` whose output channels fit into a vector, and whose sums
         into int32.
     """
-    most = min(_LANES // max(features, 1), _MOST_K // max(k, 1), groups)
+    most = min(_LANES // max(features, 1), MOST_PRODUCTS_WITH_ZERO // max(k, 1), groups)
     return max(by for by in range(1, max(most, 1) + 1) if groups % by == 0)
 
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from qfuse.extensions import OWN, Extension, check_unique, load_extensions
+from qfuse.extensions import OWN, Extension, Group, check_unique, load_extensions
 from qfuse.optimize.rewrite_names import rewrite_names
 from qfuse.rewrite.scheduled import ScheduledRules
-
-RULES_GROUP = "qfuse.rules"
 
 
 def installed_rules() -> tuple[Extension[ScheduledRules], ...]:
@@ -25,7 +23,7 @@ def installed_rules() -> tuple[Extension[ScheduledRules], ...]:
     Raises:
         ExtensionError: An entry point is broken.
     """
-    return load_extensions(RULES_GROUP, ScheduledRules, "set of rules")
+    return load_extensions(Group.RULES, ScheduledRules)
 
 
 def check_rule_names(added: Iterable[Extension[ScheduledRules]]) -> None:

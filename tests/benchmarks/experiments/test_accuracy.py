@@ -10,8 +10,8 @@ from rich.console import Console
 
 from qfuse.ir.errors import OptionsError
 from qfuse.options import BuiltinBackend
-from qfuse_bench.experiments.accuracy import AccuracyOptions, run_accuracy
-from qfuse_bench.workloads.digits import DigitsNet, predict, read_digits, train
+from qfuse_bench.experiments.accuracy import AccuracyOptions, _times, run_accuracy
+from qfuse_bench.workloads.digits import DigitsNet, Images, predict, read_digits, train
 
 # From torch's own code, when a graph that torch.export made is copied.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
@@ -45,7 +45,7 @@ def test_an_untrained_network_guesses() -> None:
 def test_quantizing_costs_little_and_compiling_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- begin: accuracy -->\n<!-- end: accuracy -->\n")
-    options = AccuracyOptions(steps=150, backend=BuiltinBackend.EAGER, page=page)
+    options = AccuracyOptions(steps=150, backend=BuiltinBackend.EAGER, rounds=0, page=page)
     results = run_accuracy(options, Console(quiet=True))
     plain, quantized, compiled = results.rows
 
@@ -55,9 +55,34 @@ def test_quantizing_costs_little_and_compiling_nothing(tmp_path: Path) -> None:
     assert results.changed <= 2
     assert abs(compiled.right - quantized.right) <= results.changed
     assert results.report.rolled_back == ()
+    assert [row.milliseconds for row in results.rows] == ["-", "-", "-"]
     assert f"| int8, PT2E, qfuse | {compiled.right / compiled.images:.2%} |" in page.read_text()
 
 
-def test_no_steps_are_refused() -> None:
-    with pytest.raises(OptionsError, match="0 steps train nothing"):
-        run_accuracy(AccuracyOptions(steps=0), Console(quiet=True))
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (AccuracyOptions(steps=0), "0 steps train nothing"),
+        (AccuracyOptions(rounds=3), "3 rounds are too few"),
+        (AccuracyOptions(batch=0), "0 images cannot be timed"),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(options: AccuracyOptions, complaint: str) -> None:
+    with pytest.raises(OptionsError, match=complaint):
+        run_accuracy(options, Console(quiet=True))
+
+
+def test_models_are_timed_on_a_part_of_the_images() -> None:
+    _, unseen = read_digits()
+    model = DigitsNet().eval()
+    seen: list[tuple[int, ...]] = []
+
+    def call(images: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(images.shape))
+        return predict(model, Images(images, unseen.labels))
+
+    found = _times({"net": call}, unseen.part(0, 3), 15)
+    assert len(found["net"].rounds) == 15
+    assert found["net"].median > 0
+    assert set(seen) == {(3, 1, 8, 8)}
+    assert _times({"net": call}, unseen, 0) == {}

@@ -107,6 +107,8 @@ def test_arguments_that_do_not_bind() -> None:
         "ids was given twice, by position and by keyword"
     )
     assert refusal(caller, ids, mask, foo=None).what.startswith("foo is unexpected")
+    # A misspelled name, and not that an argument is missing.
+    assert refusal(caller, id=ids, mask=mask).what.startswith("id is unexpected")
 
 
 MASK = (

@@ -83,10 +83,11 @@ class Binder:
                     fix="give it once",
                 )
             given[name] = value
-        values = [self._take(slot, given) for slot in self._slots]
-        for key, value in given.items():
-            self._accept_default(key, value)
-        return values
+        # First, since a misspelled name is also the reason why another argument is missing.
+        known = {slot.key for slot in self._slots}
+        for key in [key for key in given if key not in known]:
+            self._accept_default(key, given.pop(key))
+        return [self._take(slot, given) for slot in self._slots]
 
     def _take(self, slot: _Slot, given: dict[Key, object]) -> object:
         if slot.key in given:

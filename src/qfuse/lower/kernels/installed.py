@@ -15,12 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from qfuse.extensions import OWN, Extension, check_unique, load_extensions
+from qfuse.extensions import OWN, Extension, Group, check_unique, load_extensions
 from qfuse.ir.errors import ExtensionError
 from qfuse.ir.foreign import list_foreign
 from qfuse.lower.select.kernel import Kernel
-
-KERNELS_GROUP = "qfuse.kernels"
 
 MakeKernels = Callable[[], Sequence[Kernel[Any]]]
 """Returns new kernels for one lowering."""
@@ -40,7 +38,7 @@ def installed_kernels(own: Iterable[Kernel[Any]]) -> tuple[MakeKernels, ...]:
         ExtensionError: An entry point is broken, gives something that is not a kernel, or a kernel
             has the name of another one.
     """
-    found = load_extensions(KERNELS_GROUP, object, "set of kernels")
+    found = load_extensions(Group.KERNELS, object)
     names = ((name, extension.origin) for extension in found for name in _names(extension))
     check_unique(dict.fromkeys((kernel.name for kernel in own), OWN), names, "kernel")
     made: list[Any] = [extension.value for extension in found]

@@ -14,6 +14,7 @@ from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.block import rows_share_scale
 from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
+from qfuse.kernels.accumulator import MOST_PRODUCTS_WITH_ZERO
 from qfuse.lower.operands.checks import (
     check_activation,
     check_bias,
@@ -28,8 +29,6 @@ from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
 _FOUR = 4
-# The sums of a group are int32, and so are their products with the zero point.
-_MOST_IN_GROUP = 1 << 15
 # The overhead of a group as a number of extra input features: scaling its sums takes about as long
 # as 12 products, and its scale and sum have as many bytes as 12 4-bit values.
 _GROUP_COST = 12
@@ -109,8 +108,10 @@ def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None
     if isinstance(groups, Refusal):
         return groups
     length = problem.k // groups
-    if length > _MOST_IN_GROUP:
-        return Refusal(f"{length} products could overflow its sums; the limit is {_MOST_IN_GROUP}")
+    if length > MOST_PRODUCTS_WITH_ZERO:
+        return Refusal(
+            f"{length} products could overflow its sums; the limit is {MOST_PRODUCTS_WITH_ZERO}"
+        )
     return None
 
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.refusal import Refusal
+from qfuse.kernels.accumulator import MOST_PRODUCTS, MOST_PRODUCTS_WITH_ZERO
 from qfuse.lower.operands.checks import check_qparams, check_zero_point
 from qfuse.lower.operands.packing import signed_zero_point
 from qfuse.lower.problems.product import WeightedProblem
-
-# The accumulator is int32: this many products of 8-bit values cannot overflow it.
-# 255 * 128 * 2^16 and, with a zero point, 255 * 255 * 2^15 are both just below 2^31.
-_MOST_K = 1 << 16
-_MOST_K_WITH_ZERO = 1 << 15
 
 
 def check_int8_weight(problem: WeightedProblem) -> Refusal | None:
@@ -40,7 +36,8 @@ def _check_depth(problem: WeightedProblem) -> Refusal | None:
     assert stored is not None, "it is a constant"
     assert params is not None, "a granularity needs params"
     # uint8 weights are packed as int8, which gives them a zero point.
-    most = _MOST_K if signed_zero_point(stored, params) is None else _MOST_K_WITH_ZERO
+    has_zero = signed_zero_point(stored, params) is not None
+    most = MOST_PRODUCTS_WITH_ZERO if has_zero else MOST_PRODUCTS
     if problem.k > most:
         return Refusal(f"sums of {problem.k} products could overflow; the limit is {most}")
     return None

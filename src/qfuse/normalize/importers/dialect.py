@@ -15,14 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from qfuse.extensions import OWN, load_extensions
+from qfuse.extensions import OWN, Group, load_extensions
 from qfuse.ir.errors import ExtensionError
 from qfuse.ir.foreign import list_foreign
 from qfuse.rewrite.declared import check_declared
 from qfuse.rewrite.prelude import OpOverload, Rule
-
-ENTRY_POINT_GROUP = "qfuse.dialects"
-
 
 _NAMESPACES = {
     **dict.fromkeys(("aten", "prims", "quantized"), "torch"),
@@ -59,13 +56,13 @@ class Dialect:
         return f"{self.name!r} of {self.origin}" if self.origin else repr(self.name)
 
 
-def discover(group: str = ENTRY_POINT_GROUP) -> tuple[Dialect, ...]:
+def discover() -> tuple[Dialect, ...]:
     """Load the dialects of installed packages, in the order of the names of their entry points.
 
     Raises:
         ExtensionError: An entry point cannot be loaded or is not a dialect, or two have one name.
     """
-    found = load_extensions(group, Dialect, "dialect")
+    found = load_extensions(Group.DIALECTS, Dialect)
     return tuple(replace(e.value, origin=e.origin) for e in found)
 
 

@@ -5,19 +5,11 @@
 #include "linear/operands.h"
 
 namespace qfuse {
-namespace {
-
-// Sums are exact in int32 while their final value fits: |x - x_zero| <= 255 and |w| <= 128 give
-// 255 * 128 * 2^16 < 2^31, and with a weight zero point 255 * 255 * 2^15 < 2^31.
-constexpr int64_t kMaxDepth = int64_t{1} << 16;
-constexpr int64_t kMaxDepthWithWeightZero = int64_t{1} << 15;
-
-}  // namespace
 
 void check_int8(const Int8Operands& o, int64_t k) {
   TORCH_CHECK(o.x.scalar_type() == at::kChar || o.x.scalar_type() == at::kByte,
               "x must be int8 or uint8, not ", o.x.scalar_type());
-  const int64_t most = o.w_zero_point ? kMaxDepthWithWeightZero : kMaxDepth;
+  const int64_t most = max_depth(o.w_zero_point.has_value());
   TORCH_CHECK(k <= most, "K is ", k, "; int32 sums are exact up to ", most);
 }
 

@@ -26,6 +26,12 @@ struct Int8Operands {
   at::ScalarType product_dtype;
 };
 
+// Products of 8-bit integers that a sum in int32 holds: 255 * 128 * 2^16 is below 2^31, and where
+// both operands have zero points, 255 * 255 * 2^15. As in src/qfuse/kernels/accumulator.py.
+constexpr int64_t max_depth(bool two_zero_points) {
+  return int64_t{1} << (two_zero_points ? 15 : 16);
+}
+
 // Checks the type of `x`, and that int32 sums over `k` products are exact.
 void check_int8(const Int8Operands& o, int64_t k);
 

@@ -2,7 +2,14 @@
 
 #include <algorithm>
 
+#include "linear/int8_operands.h"
+
 namespace qfuse {
+namespace {
+
+constexpr int64_t kGroupsAtOnce = max_depth(false) / kGroup;
+
+}  // namespace
 
 DeepSums::DeepSums(const Path& path, const Path& path_of_sums, const uint8_t* ones, int64_t rows)
     : path_(path),
@@ -28,9 +35,9 @@ void DeepSums::totals(const Tile& tile, int64_t tile_rows, int64_t k, const Zero
   std::fill(totals_.begin(), totals_.end(), 0);
   std::fill(columns_.begin(), columns_.end(), 0);
   add_row_sums(tile, k);
-  for (int64_t group = 0; group < tile.groups; group += kMaxDepth / kGroup) {
+  for (int64_t group = 0; group < tile.groups; group += kGroupsAtOnce) {
     Tile piece = tile;
-    piece.groups = std::min(kMaxDepth / kGroup, tile.groups - group);
+    piece.groups = std::min(kGroupsAtOnce, tile.groups - group);
     piece.b += group * kGroup * kBlock;
     path_of_sums_.multiply({ones_, piece.groups * kGroup, 0, 1, piece.b, piece.groups, tile.columns},
                            part);

@@ -8,9 +8,6 @@
 
 namespace qfuse {
 
-// Products per sum that cannot overflow: 255 * 128 * 2^16 is below 2^31.
-constexpr int64_t kMaxDepth = int64_t{1} << 16;
-
 // The zero points of the bytes as multiplied.
 struct ZeroPoints {
   const int32_t* row;     // of the rows: one, or one for each

@@ -27,8 +27,6 @@ constexpr int64_t kPanelRows = 24;
 // What makes signed bytes of unsigned ones, and the zero point that this adds.
 constexpr uint8_t kSigned = 0x80;
 constexpr int32_t kMiddle = 128;
-// With zero points of columns, 255 * 255 * 2^15 is below 2^31.
-constexpr int64_t kMaxDepthWithZero = int64_t{1} << 15;
 
 struct Size {
   int64_t m, n, k;
@@ -52,8 +50,7 @@ Size size_of(const Matmul& matmul) {
   const int64_t k = x.size(-1);
   TORCH_CHECK(other.size(-2) == k, "x has ", k, " columns and other has ", other.size(-2), " rows");
   const bool has_zero = matmul.other.zero_point || other.scalar_type() == at::kByte;
-  const int64_t most = has_zero ? kMaxDepthWithZero : kMaxDepth;
-  return {x.size(-2), other.size(-1), k, k > most};
+  return {x.size(-2), other.size(-1), k, k > max_depth(has_zero)};
 }
 
 // Parameters of an operand, one for each element of `shape`.
