@@ -225,12 +225,13 @@ class Pipeline:
             CheckError: Values are wrong with every rewrite undone.
         """
         budget = RewriteBudget(banned=self._banned)
+        # First, so that a model that does not run is told apart from a rewrite that does not.
+        reference = None if self.check is Check.OFF else self._measure(captured, inputs)
         self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, budget)
-        if self.check is Check.OFF:
+        if reference is None:
             return Plan(lowered, None, self.extensions.backends)
         self._say("checking values")
-        reference = self._measure(captured, inputs)
         undone: list[RolledBack] = []
         verdict = _verdict(lowered, reference, inputs)
         while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:

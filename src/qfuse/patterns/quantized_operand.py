@@ -34,19 +34,23 @@ def moved_operand(operand: Node) -> tuple[tuple[Movement, ...], Node]:
 
 def reapply_movements(rw: Rewriter, movements: Sequence[Movement], value: Node) -> Node:
     """Apply what :func:`moved_operand` found to another value of the same shape."""
-    mover = _NodeMover(rw)
+    mover = NodeMover(rw)
     for movement in reversed(movements):
         value = movement.apply(mover, value)
     return value
 
 
-class _NodeMover:
-    """Applies ops to nodes."""
+class NodeMover:
+    """Applies ops to nodes of a graph.
+
+    Args:
+        rw: Adds the nodes.
+    """
 
     def __init__(self, rw: Rewriter) -> None:
         self._rw = rw
 
-    def call(self, op: Any, value: Node, *args: Any, **kwargs: Any) -> Node:
+    def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply an op."""
         return self._rw.call(op, value, *args, **kwargs)
 
@@ -54,8 +58,9 @@ class _NodeMover:
         """Return the sizes of a node's value: numbers, or nodes where they are dynamic."""
         return self._rw.sizes(node, len(shape_of(node)))
 
-    def at_run_time(self, value: Node) -> Node:
-        """Return the node."""
+    def at_run_time(self, value: Any) -> Node:
+        """Return the node of a value."""
+        assert isinstance(value, Node), "values are nodes"
         return value
 
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import Argument, map_arg
+from torch.fx.node import map_arg
 
 from qfuse.ir.errors import CheckError
 from qfuse.ir.graph.schema import overload_of
@@ -20,6 +18,7 @@ from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.library import declaration_of
 from qfuse.ir.ops.views import results_of
 from qfuse.ir.refusal import Refusal
+from qfuse.lower.expand.template import Template, template_of
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
 
@@ -34,7 +33,7 @@ class Expander:
 
     def __init__(self, *, in_parts: bool = False) -> None:
         self._in_parts = in_parts
-        self._templates: dict[Hashable, GraphModule] = {}
+        self._templates: dict[Hashable, Template] = {}
 
     def expand(self, node: Node, rw: Rewriter) -> Node | tuple[Node, ...]:
         """Insert the expansion before ``node`` and return its result node or nodes."""
@@ -51,7 +50,10 @@ class Expander:
             args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
             return reference(*args, **kwargs)
 
-        result: Node | tuple[Node, ...] = self._inline(run, _call_text(node, tensors), tensors, rw)
+        # The float part too: it can be declared anew without the class.
+        meaning = reference, declared.reference
+        text = _call_text(node, tensors)
+        result: Node | tuple[Node, ...] = self._inline(run, meaning, text, tensors, rw)
         return result
 
     def replace(self, node: Node, session: RewriteSession) -> None:
@@ -86,38 +88,25 @@ class Expander:
         def run(first: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
             return epilogue.apply(first, rest)
 
-        result: Node = self._inline(run, str(epilogue), tensors, rw)
+        result: Node = self._inline(run, Epilogue.apply, str(epilogue), tensors, rw)
         return result
 
     def _inline(
-        self, run: Callable[..., object], text: str, tensors: list[Node], rw: Rewriter
+        self,
+        run: Callable[..., object],
+        meaning: Hashable,
+        text: str,
+        tensors: list[Node],
+        rw: Rewriter,
     ) -> Any:
-        key = (text, tuple(_type_key(t.meta["val"]) for t in tensors))
+        """Add the calls that ``run`` makes; ``meaning`` and ``text`` identify it."""
+        values = [t.meta["val"] for t in tensors]
+        key = (meaning, text, tuple(map(_type_key, values)))
         template = self._templates.get(key)
         if template is None:
-            # Pre-dispatch tracing keeps a linear a linear: the same call returns the same bits,
-            # and its decomposition squeezes a temporary in place for inputs of one axis.
-            with torch.no_grad():
-                template = make_fx(run, pre_dispatch=True)(*(t.meta["val"] for t in tensors))
+            template = template_of(run, values, (meaning, text))
             self._templates[key] = template
-        return _replay(template, tensors, rw)
-
-
-def _replay(template: GraphModule, tensors: list[Node], rw: Rewriter) -> Any:
-    known: dict[Node, Node] = {}
-    inputs = iter(tensors)
-    for step in template.graph.nodes:
-        if step.op == "placeholder":
-            known[step] = next(inputs)
-        elif step.op == "get_attr":
-            # The trace lifts tensors that the reference makes from numbers to attributes.
-            value = getattr(template, str(step.target))
-            known[step] = rw.constant(value, "literal")
-        elif step.op == "call_function":
-            args, kwargs = map_arg((step.args, step.kwargs), lambda n: known[n])
-            known[step] = rw.replay(step.target, args, kwargs, step.meta["val"])
-    result: Argument = template.graph.output_node().args[0]
-    return map_arg(result, lambda n: known[n])
+        return template.insert(tensors, rw)
 
 
 def _call_text(node: Node, tensors: list[Node]) -> str:

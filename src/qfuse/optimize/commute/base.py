@@ -166,11 +166,13 @@ def _uses_quantized(user: Node, node: Node, depth: int) -> bool:
     if product is not None:
         # A weight that is computed at run time is not one of a quantized op.
         return product.weight is not node and as_dequantize(product.weight) is not None
-    return _feeds_matmul(user, depth) or (depth > 0 and _uses_below(user, node, depth))
+    if _feeds_matmul(user, depth):
+        return True
+    return depth > 0 and _is_looked_through(user, node, depth)
 
 
-def _uses_below(user: Node, node: Node, depth: int) -> bool:
-    """Whether ``user`` moves, pads, pools or joins ``node`` for users of quantized values."""
+def _is_looked_through(user: Node, node: Node, depth: int) -> bool:
+    """Whether ``user`` passes values of ``node`` on to ops that would use quantized ones."""
     if movement_of(user) is not None:
         (below,) = user.users if len(user.users) == 1 else (None,)
         # One user below each movement, so that the search is linear.
