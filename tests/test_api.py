@@ -63,6 +63,23 @@ def test_examples_of_another_type_than_the_model(x: torch.Tensor) -> None:
     assert "While executing" not in str(raised.value)
 
 
+class QuantizesAProductOfTwoTypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) / 0.1
+        return y.round().clamp(-128, 127).to(torch.int8)
+
+
+@pytest.mark.parametrize("check", ["site", "pipeline"])
+def test_a_model_that_does_not_run_is_told_apart_from_a_rewrite(check: str) -> None:
+    model = QuantizesAProductOfTwoTypes().eval()
+    with pytest.raises(CaptureError, match=r"does not run on its example inputs.*dtype"):
+        qfuse.compile(model, (torch.ones(2, 4),), options=EAGER, check=check)
+
+
 @pytest.mark.parametrize("work", [qfuse.compile, qfuse.explain])
 def test_threads_that_compile_take_turns(work: Any) -> None:
     x = torch.randn(2, 4)

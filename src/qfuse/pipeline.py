@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -22,6 +22,7 @@ from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
+from qfuse.ir.signature.strides import with_measured_strides
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
 from qfuse.lower import claim_ops, lower
@@ -224,12 +225,13 @@ class Pipeline:
             CheckError: Values are wrong with every rewrite undone.
         """
         budget = RewriteBudget(banned=self._banned)
+        # First, so that a model that does not run is told apart from a rewrite that does not.
+        reference = None if self.check is Check.OFF else self._measure(captured, inputs)
         self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, budget)
-        if self.check is Check.OFF:
+        if reference is None:
             return Plan(lowered, None, self.extensions.backends)
         self._say("checking values")
-        reference = self._measure(captured, inputs)
         undone: list[RolledBack] = []
         verdict = _verdict(lowered, reference, inputs)
         while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:
@@ -251,7 +253,8 @@ class Pipeline:
                 f"the model returns other values with every rewrite undone: {verdict.wrong}",
                 fix="this is a bug of qfuse; please report it with the model",
             )
-        return Plan(lowered, reference, self.extensions.backends)
+        signature = with_measured_strides(lowered.signature, reference.outputs)
+        return Plan(replace(lowered, signature=signature), reference, self.extensions.backends)
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
         try:

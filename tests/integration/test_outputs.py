@@ -127,3 +127,37 @@ def test_strides_of_an_integer_product_with_the_weight_on_the_left(scaled: bool)
         x = torch.randint(-128, 128, (count, 32), dtype=torch.int8)
         assert fast(x).stride() == source(x).stride() == (count, 1)
         torch.testing.assert_close(fast(x), source(x))
+
+
+def _image(channels: int) -> torch.Tensor:
+    """A channels-last image; with one channel its strides are not those of a contiguous one."""
+    steps = (16 * channels, 1, 4 * channels, channels)
+    return torch.empty_strided((2, channels, 4, 4), steps).normal_()
+
+
+def _quantized(x: torch.Tensor) -> torch.Tensor:
+    return ((x * 50).round().clamp(-128, 127).to(torch.int8).float()) * 0.02
+
+
+ONE_CHANNEL: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
+    "cat of relus": lambda x, y: torch.cat([x.relu(), y.relu()], 1),
+    "cat of sums": lambda x, y: (torch.cat([x + x, y + y], 1), x + x),
+    "cat of quantized images": lambda x, y: torch.cat([_quantized(x), _quantized(y)], 1),
+    "one of one channel": lambda x, _: (torch.cat([x.relu()], 1), x.relu(), x * 2),
+    "both are the caller's": lambda x, y: torch.cat([x, y], 1),
+}
+
+
+@pytest.mark.parametrize("check", ["pipeline", "site"])
+@pytest.mark.parametrize("case", ONE_CHANNEL)
+def test_strides_are_those_of_ops_that_run_and_not_of_fake_tensors(case: str, check: str) -> None:
+    source = Function(lambda x, _: ONE_CHANNEL[case](x[0], x[1]))
+    args = ((_image(1), _image(2)),)
+    fast = qfuse.compile(source, args, options=EAGER, check=check)
+
+    results = fast(*args), source(*args)
+
+    new, old = ([r] if isinstance(r, torch.Tensor) else list(r) for r in results)
+    assert [v.stride() for v in new] == [v.stride() for v in old]
+    for a, b in zip(new, old, strict=True):
+        torch.testing.assert_close(a, b)

@@ -77,7 +77,14 @@ class BitNet(nn.Module):
             parts = [(self.packed & (3 << 2 * i)) >> 2 * i for i in range(4)]
         else:
             parts = [(self.packed >> 2 * i) & 3 for i in range(4)]
-        w = torch.cat(parts).to(x.dtype) - 1
+        if "assigned" in self.form:
+            # As transformers does.
+            joined = torch.zeros(N, K, dtype=torch.uint8)
+            for i, part in enumerate(parts):
+                joined[i * N // 4 : (i + 1) * N // 4] = part
+        else:
+            joined = torch.cat(parts)
+        w = joined.to(x.dtype) - 1
         if "result" in self.form:
             return F.linear(x, w) / self.scale
         return F.linear(x, w / self.scale)
@@ -85,7 +92,10 @@ class BitNet(nn.Module):
 
 MODELS: dict[str, Any] = {
     **{f"awq {form}": (Awq, form) for form in ("columns", "stack", "words")},
-    **{f"bitnet {form}": (BitNet, form) for form in ("weight", "rows", "result", "mask result")},
+    **{
+        f"bitnet {form}": (BitNet, form)
+        for form in ("weight", "rows", "result", "mask result", "mask assigned result")
+    },
 }
 
 

@@ -83,11 +83,11 @@ class CompiledModule:
 
 
 def _restrided(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """Return ``value`` with ``strides``; those of axes of size one are ignored."""
-    if value.stride() == strides:
+    """Return ``value`` with ``strides``; a view where they differ for axes of size one only."""
+    if value.stride() == strides or value.numel() == 0:
         return value
     pairs = zip(value.shape, value.stride(), strides, strict=True)
-    if value.numel() == 0 or all(size == 1 or have == want for size, have, want in pairs):
-        return value
+    if all(size == 1 or have == want for size, have, want in pairs):
+        return value.as_strided(value.shape, strides)
     made = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
     return made.copy_(value)

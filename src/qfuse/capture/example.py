@@ -13,6 +13,7 @@ from qfuse.capture._export_api import flatten, flatten_with_paths
 from qfuse.capture.containers import register_caches, verify_cache
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.signature._tree_api import is_subclass, unflatten
+from qfuse.ir.sizes import axis_order
 
 _CONSTANTS = (int, float, bool, str, type(None))
 
@@ -181,22 +182,3 @@ def _traceable(value: torch.Tensor) -> torch.Tensor:
     if axis_order(value.shape, value.stride()) is None or value.storage_offset():
         return value.clone(memory_format=torch.preserve_format)
     return value
-
-
-def axis_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the axes from the largest stride to the smallest; ``None`` if there are gaps.
-
-    Axes of size 1, whose strides are arbitrary, keep their position in a contiguous tensor.
-    """
-    # Strides of an empty tensor say nothing.
-    if 0 in shape:
-        return tuple(range(len(shape)))
-    real = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: (-strides[a], a))
-    step = 1
-    for axis in reversed(real):
-        if strides[axis] != step:
-            return None
-        step *= shape[axis]
-    if real == sorted(real):
-        return tuple(range(len(shape)))
-    return (*(a for a, n in enumerate(shape) if n == 1), *real)

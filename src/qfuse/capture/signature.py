@@ -16,11 +16,12 @@ from torch.export.graph_signature import (
 )
 
 from qfuse.capture._export_api import guards_of, read_size
-from qfuse.capture.example import Leaf, Parameters, axis_order, is_dynamic
+from qfuse.capture.example import Leaf, Parameters, is_dynamic
 from qfuse.capture.sizes import SizeTable
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.stage_graph import InputSpec, Mutation, OutputSpec, Signature
+from qfuse.ir.sizes import axis_order
 
 _WRITES = (
     OutputKind.BUFFER_MUTATION,

@@ -103,3 +103,22 @@ def sizes_of(value: Argument) -> tuple[Size, ...] | None:
         return None
     sizes = [size_of(v) for v in value]
     return tuple(s for s in sizes if s is not None) if None not in sizes else None
+
+
+def axis_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the axes from the largest stride to the smallest; ``None`` if there are gaps.
+
+    Axes of size 1, whose strides are arbitrary, keep their position in a contiguous tensor.
+    """
+    # Strides of an empty tensor say nothing.
+    if 0 in shape:
+        return tuple(range(len(shape)))
+    real = sorted((a for a, n in enumerate(shape) if n != 1), key=lambda a: (-strides[a], a))
+    step = 1
+    for axis in reversed(real):
+        if strides[axis] != step:
+            return None
+        step *= shape[axis]
+    if real == sorted(real):
+        return tuple(range(len(shape)))
+    return (*(a for a, n in enumerate(shape) if n == 1), *real)

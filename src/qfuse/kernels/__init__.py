@@ -37,6 +37,7 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_quantized,
     linear_w8a8_grouped_rows,
 )
+from qfuse.kernels.image_activation import image_activation_quantized
 from qfuse.kernels.library import KernelLibrary, instruction_set, load
 from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
@@ -73,6 +74,7 @@ __all__ = [
     "convolution_w8a16",
     "copy_library",
     "find_kernel_compiler",
+    "image_activation_quantized",
     "instruction_set",
     "kernel_cache",
     "linear_w4a8",

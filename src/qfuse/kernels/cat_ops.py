@@ -8,6 +8,7 @@ channels-last image or of a split of one, are read in place.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +16,27 @@ import torch
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.errors import InputError
 from qfuse.ir.memory_formats import channels_last_of
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import same_shape
 from qfuse.kernels.op import KernelOp
 
 
-def _result(a: Any) -> torch.Tensor:
-    first, others = a.first, a.others or ()
+def joined_images(
+    images: Sequence[torch.Tensor], dtypes: Collection[torch.dtype], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the (fake) result of an op that joins images along their channels; channels-last.
+
+    Args:
+        images: What it joins.
+        dtypes: What it takes; all images have the same.
+        dtype: Of the result.
+    """
+    first, *others = images
     last = channels_last_of(first.dim())
-    if last is None or first.dtype not in BYTES:
+    if last is None or first.dtype not in dtypes:
         raise InputError(
-            f"images must be int8 or uint8 with 4 or 5 axes, not {first.dtype} {tuple(first.shape)}"
+            f"images must be {_names(dtypes)} with 4 or 5 axes, not {first.dtype} "
+            f"{tuple(first.shape)}"
         )
     batch, _, *sizes = first.shape
     for image in others:
@@ -34,10 +46,18 @@ def _result(a: Any) -> torch.Tensor:
                 f"images may differ in their channels only: {image.dtype} {tuple(image.shape)} "
                 f"beside {first.dtype} {tuple(first.shape)}"
             )
-    channels = sum(image.shape[1] for image in (first, *others))
+    channels = sum(image.shape[1] for image in images)
     return torch.empty(
-        (batch, channels, *sizes), dtype=first.dtype, device=first.device, memory_format=last
+        (batch, channels, *sizes), dtype=dtype, device=first.device, memory_format=last
     )
+
+
+def _names(dtypes: Collection[torch.dtype]) -> str:
+    return " or ".join(map(dtype_name, dtypes))
+
+
+def _result(a: Any) -> torch.Tensor:
+    return joined_images([a.first, *(a.others or ())], BYTES, a.first.dtype)
 
 
 cat_channels: KernelOp[torch.Tensor] = KernelOp("cat_channels", _result)

@@ -39,6 +39,7 @@ from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
 from qfuse.optimize.fuse.softmax import FuseSoftmaxQuantize
 from qfuse.optimize.fuse.stored_norm import FuseStoredNorm
 from qfuse.optimize.fuse.stored_softmax import FuseStoredSoftmax
+from qfuse.optimize.images.batch_norm import FuseStoredBatchNorm
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -113,6 +114,7 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
 RESULT_RULES: tuple[type[Rule[Any]], ...] = (
     FuseNormQuantize,
     FuseActivationQuantize,
+    FuseStoredBatchNorm,
     FuseSoftmaxQuantize,
 )
 

@@ -65,6 +65,17 @@ def test_an_expression_of_constants_is_bounded() -> None:
     assert not is_constant_expression(b.call(aten.mul.Tensor, w, b.arg("x", torch.float32, 4)))
 
 
+def test_parts_of_a_constant_are_written_to_zeros() -> None:
+    b = GraphBuilder()
+    w, zeros = b.const("w", torch.rand(2, 4)), b.call(aten.zeros.default, [4, 4])
+    written = b.call(aten.slice_scatter.default, zeros, w, 0, 1, 3)
+    cleared = b.call(aten.zeros_like.default, b.arg("x", torch.float32, 4, 4))
+
+    assert is_constant_expression(written)
+    assert not is_constant_expression(zeros)
+    assert not is_constant_expression(b.call(aten.slice_scatter.default, cleared, w, 0, 1, 3))
+
+
 def test_derived_constants_are_made_once_and_share_memory() -> None:
     b = GraphBuilder()
     weight = torch.rand(4, 8)

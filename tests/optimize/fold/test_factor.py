@@ -65,6 +65,11 @@ def scaled(case: Products, factor: Any, op: Any = aten.mul.Tensor) -> NormalGrap
     return case.done(case.b.call(aten.matmul.default, x, case.other))
 
 
+def tail(program: NormalGraph) -> str:
+    """Return the product and what follows it."""
+    return "\n".join(to_text(program.graph).splitlines()[-5:])
+
+
 def typed(dtype: torch.dtype) -> Products:
     """Two operands that are dequantized to a dtype."""
     left, right = (
@@ -98,23 +103,31 @@ return (%6)""",
     )
 
 
-def test_golden_a_power_of_two() -> None:
+def test_golden_rows_of_keys_are_columns_of_the_result() -> None:
     case = Products()
-    program = scaled(case, 0.125)
+    k = case.b.call(aten.mul.Tensor, case.k, case.b.const("factor", torch.rand(5, 1) + 0.1))
+    turned = case.b.call(aten.transpose.int, k, -1, -2)
+    program = case.done(case.b.call(aten.matmul.default, case.x, turned))
+
+    assert fired(program) == {"sink-factor": 1}
+    assert_expected_inline(
+        tail(program),
+        """\
+%4 = aten.permute(%3, (0, 1, 3, 2)): float32[2, 3, 8, 5]
+%5 = aten.matmul(%1, %4): float32[2, 3, s0, 5]
+const %factor_1: float32[1, 1, 1, 5]
+%6 = aten.mul.Tensor(%5, %factor_1): float32[2, 3, s0, 5]
+return (%6)""",
+    )
+
+
+def test_golden_a_power_of_two() -> None:
+    program = scaled(Products(), 0.125)
 
     assert fired(program) == {"sink-power-of-two": 1}
     assert_expected_inline(
-        to_text(program.graph),
+        tail(program),
         """\
-%x: float32[2, 3, s0, 8]
-const %x_scale: float32[1, 1, 1, 1]
-const %x_zero: int32[1, 1, 1, 1]
-%0 = qfuse.quantize(%x, %x_scale, %x_zero, 'uint8[0,255] *x*x*x* float32 float32:reciprocal:round-zp int'): uint8[2, 3, s0, 8]
-%1 = qfuse.dequantize(%0, %x_scale, %x_zero, 'uint8[0,255] *x*x*x* float32 float32:reciprocal:round-zp int'): float32[2, 3, s0, 8]
-%k: float32[2, 3, 5, 8]
-const %k_scale: float32[1, 1, 1, 1]
-const %k_zero: int32[1, 1, 1, 1]
-%2 = qfuse.quantize(%k, %k_scale, %k_zero, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): int8[2, 3, 5, 8]
 %3 = qfuse.dequantize(%2, %k_scale, %k_zero, 'int8[-128,127] *x*x*x* float32 float32:reciprocal:round-zp int'): float32[2, 3, 5, 8]
 %4 = aten.transpose.int(%3, -1, -2): float32[2, 3, 8, 5]
 %5 = aten.matmul(%1, %4): float32[2, 3, s0, 5]
@@ -225,13 +238,85 @@ def test_refuses_a_factor_along_the_summed_axis(shape: tuple[int, ...]) -> None:
     assert miss.reason == text
 
 
-def test_refuses_rows_of_keys_before_a_transpose() -> None:
-    case = Products((2, 3, 4, 8))
+@pytest.mark.parametrize(
+    ("shape", "x", "axes"),
+    [
+        ((8,), (2, 3, 4, 8), (0, 1, 3, 2)),
+        ((5, 8), (2, 3, 4, 8), (0, 1, 3, 2)),
+        ((3, 1, 1), (2, 5, 4, 3), (0, 2, 1, 3)),
+    ],
+)
+def test_refuses_what_a_movement_turns_to_the_summed_axis(
+    shape: tuple[int, ...], x: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    case = Products(x)
+    k = case.b.call(aten.mul.Tensor, case.k, factor_of(case, *shape))
+    turned = case.b.call(aten.permute.default, k, list(axes))
+    miss = refusal(case.done(case.b.call(aten.matmul.default, case.x, turned)))
+
+    assert miss.code is MissCode.AXIS
+    assert "is not one number per row or column" in miss.reason
+
+
+@pytest.mark.parametrize(("size", "why"), [(30, "one number per row"), (10, "does not move below")])
+def test_refuses_a_view_that_mixes_values(size: int, why: str) -> None:
+    # One value for several rows in a row, and for rows apart.
+    case = Products((2, 3, 4, 8), (2, 3, 10, 8))
+    shape = (3, 1, 1) if size == 30 else (2, 1, 1, 1)
+    k = case.b.call(aten.mul.Tensor, case.k, factor_of(case, *shape))
+    flat = case.b.call(aten.reshape.default, k, [2, 30, 8] if size == 30 else [3, 20, 8])
+    turned = case.b.call(aten.transpose.int, flat, -1, -2)
+    x = case.b.call(aten.reshape.default, case.x, [2, 12, 8] if size == 30 else [3, 8, 8])
+    miss = refusal(case.done(case.b.call(aten.matmul.default, x, turned)))
+
+    assert miss.code is MissCode.AXIS
+    assert why in miss.reason
+
+
+MOVED: dict[str, tuple[tuple[int, ...], Any]] = {
+    "tokens": ((5, 1), lambda _, k: k),
+    "tokens of each head": ((2, 3, 5, 1), lambda _, k: k),
+    "heads": ((3, 1, 1), lambda _, k: k),
+    "some tokens": ((5, 1), lambda b, k: b.call(aten.slice.Tensor, k, 2, 1, 4)),
+    "tokens backwards": ((5, 1), lambda b, k: b.call(aten.flip.default, k, [2])),
+    "chosen tokens": (
+        (5, 1),
+        lambda b, k: b.call(aten.index_select.default, k, 2, b.arg("index", torch.int64, "n")),
+    ),
+    "one batch": ((2, 1, 1, 1), lambda b, k: b.call(aten.select.int, k, 0, 1)),
+    "a batch of heads": ((1, 3, 1, 1), lambda b, k: b.call(aten.reshape.default, k, [2, 3, 5, 8])),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("case", MOVED)
+@pytest.mark.parametrize("op", [aten.mul.Tensor, aten.div.Tensor])
+def test_values_that_move_with_their_operand(case: str, op: Any) -> None:
+    graph = Products((2, 3, 4, 8))
+    b = graph.b
+    shape, move = MOVED[case]
+    k = move(b, b.call(op, graph.k, factor_of(graph, *shape)))
+    turned = b.call(aten.transpose.int, k, -1, -2)
+    program = graph.done(b.call(aten.matmul.default, graph.x, turned))
+    source = clone(program)
+
+    assert fired(program) == {"sink-factor": 1}
+    inputs = random_inputs(source, n=3)
+    if case == "chosen tokens":
+        inputs = [x % 5 if x.dtype is torch.int64 else x for x in inputs]
+    (want,), (got,) = run(source, inputs), run(program, inputs)
+    assert (got.shape, got.stride()) == (want.shape, want.stride())
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.numeric
+def test_a_moved_factor_is_in_the_kernel() -> None:
+    case = Products()
     k = case.b.call(aten.mul.Tensor, case.k, factor_of(case, 5, 1))
     turned = case.b.call(aten.transpose.int, k, -1, -2)
+    program = case.done(case.b.call(aten.matmul.default, case.x, turned))
 
-    miss = refusal(case.done(case.b.call(aten.matmul.default, case.x, turned)))
-    assert miss.code is MissCode.AXIS
+    assert str(fused(program, m=7).epilogue) == "mul(0)"
 
 
 @pytest.mark.parametrize(

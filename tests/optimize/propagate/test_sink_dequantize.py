@@ -124,6 +124,83 @@ def test_a_linear_reads_the_stored_numbers_of_a_shared_dequantize() -> None:
     assert applied(program, SinkDequantize, context=priced()).fired == {"sink-dequantize": 1}
 
 
+def image(g: Graph) -> Any:
+    """A dequantize of an image, which is also used as it is."""
+    return dequantized(g, g.stored(1, 6, 8, 8), None, None, None, None)
+
+
+def convolved(g: Graph, x: Any) -> Any:
+    """A convolution with a quantized weight."""
+    w = g.constant(torch.randint(-128, 128, (4, 3, 3, 3), dtype=torch.int8), "weight")
+    return g.call(aten.convolution.default, x, dequantized(g, w, 1, None, None, None), None, *CONV)
+
+
+CONV = [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+PARTS: dict[str, Any] = {
+    "half of the channels": lambda g, x: g.call(aten.slice.Tensor, x, 1, 0, 3),
+    "a crop of it": lambda g, x: g.call(
+        aten.slice.Tensor, g.call(aten.slice.Tensor, x, 1, 3, 6), 2, 1, 7
+    ),
+    "padded": lambda g, x: g.call(
+        aten.constant_pad_nd.default, g.call(aten.slice.Tensor, x, 1, 0, 3), [1, 1, 1, 1], 0.0
+    ),
+    "pooled": lambda g, x: g.call(
+        aten.max_pool2d.default, g.call(aten.slice.Tensor, x, 1, 0, 3), [2, 2]
+    ),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("case", PARTS)
+def test_a_convolution_reads_quantized_values_of_a_part_of_a_shared_image(case: str) -> None:
+    g = Graph(1)
+    x = image(g)
+    program = g.done(convolved(g, PARTS[case](g, x)), g.call(aten.mul.Tensor, x, 2.0))
+
+    assert applied(program, SinkDequantize, context=priced()).fired["sink-dequantize"] >= 1
+    (conv,) = [n for n in program.graph.nodes if n.target is aten.convolution.default]
+    assert conv.args[0].target is ops.dequantize
+
+
+@pytest.mark.numeric
+def test_a_part_has_another_user_besides_a_convolution() -> None:
+    g = Graph(1)
+    x = image(g)
+    part = PARTS["half of the channels"](g, x)
+    program = g.done(convolved(g, part), g.call(aten.mul.Tensor, part, 2.0), x)
+
+    assert applied(program, SinkDequantize, context=priced()).fired["sink-dequantize"] >= 1
+    (conv,) = [n for n in program.graph.nodes if n.target is aten.convolution.default]
+    assert conv.args[0].target is ops.dequantize
+
+
+@pytest.mark.parametrize("kind", ["float weight", "as a weight", "two users below"])
+def test_refuses_a_part_that_no_product_reads_quantized(kind: str) -> None:
+    g = Graph(1)
+    x = image(g)
+    part = PARTS["half of the channels"](g, x)
+    if kind == "float weight":
+        weight = g.constant(torch.randn(4, 3, 3, 3), "weight")
+        out = [g.call(aten.convolution.default, part, weight, None, *CONV)]
+    elif kind == "as a weight":
+        out = [
+            g.call(
+                aten.convolution.default,
+                dequantized(g, g.stored(1, 3, 9, 9), *4 * [None]),
+                part,
+                None,
+                *CONV,
+            )
+        ]
+    else:
+        crop = g.call(aten.slice.Tensor, part, 2, 1, 7)
+        out = [g.call(aten.neg.default, crop), g.call(aten.mul.Tensor, crop, 2.0)]
+    program = g.done(*out, x)
+
+    result = applied(program, SinkDequantize, context=priced())
+    assert (MissCode.SHARED, x) in [(miss.code, miss.at) for _, miss in result.misses]
+
+
 def test_refuses_a_dequantize_that_something_else_reads() -> None:
     g = Graph(1)
     x = dequantized(g, g.stored(2, 6), None, None)

@@ -33,9 +33,12 @@ _FOLDABLE = frozenset(
         *(aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor),
     )
 )
-# Indices by which the values of a weight are ordered.
+# Indices by which the values of a weight are ordered, and tensors that parts of it are written to.
 _COUNTED = frozenset(
-    (aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default)
+    (
+        *(aten.arange.default, aten.arange.start, aten.arange.start_step),
+        *(aten.scalar_tensor.default, aten.zeros.default, aten.ones.default, aten.full.default),
+    )
 )
 # Large enough for the parameters of big weights in small groups, too small for weights.
 _LIMIT = 1 << 22

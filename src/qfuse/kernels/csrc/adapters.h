@@ -15,6 +15,7 @@
 #include "linear/linear_grouped.h"
 #include "linear/linear_w8a8.h"
 #include "matmul/matmul_a8a8.h"
+#include "rowwise/image_activation.h"
 #include "rowwise/row_quantize.h"
 
 namespace {
@@ -136,6 +137,20 @@ Tensor cat_channels(const Tensor& first, Extras others) {
   std::vector<Tensor> parts = list_of(others);
   parts.insert(parts.begin(), first);
   return qfuse::cat_channels(parts);
+}
+
+Tensor image_activation_quantized(const Tensor& first, Extras others,
+                                  const optional<Tensor>& x_scale,
+                                  const optional<Tensor>& x_zero_point, Extras extras,
+                                  std::string_view epilogue, const Tensor& out_scale,
+                                  const optional<Tensor>& out_zero_point, int64_t quant_min,
+                                  int64_t quant_max, bool reciprocal, bool zero_point_first,
+                                  ScalarType out_dtype) {
+  std::vector<Tensor> parts = list_of(others);
+  parts.insert(parts.begin(), first);
+  return qfuse::image_activation_quantized(
+      {parts, x_scale, x_zero_point, list_of(extras), epilogue},
+      {out_scale, out_zero_point, quant_min, quant_max, reciprocal, zero_point_first}, out_dtype);
 }
 
 Tensor matmul_a8a8(const Tensor& x, const Tensor& x_scale, const optional<Tensor>& x_zero_point,

@@ -295,11 +295,24 @@ struct Extremes {
   float greatest;
 };
 
+// Adjacent columns of rows of 8-bit values that stand for (code - zero) * scale in float32, or of
+// float32. The epilogue ops and the quantizer of an epilogue apply to them; its rows of extras and
+// of the result begin with these, and its other fields have no meaning.
+struct StoredRows {
+  ElementRows rows;
+  int64_t columns;
+  const float* scale;  // one per column; null for floats, as is `zero`
+  const float* zero;
+  const Epilogue* epilogue;
+};
+
 struct RowKernels {
   // Computes a row into `values`, which has space for columns + 64.
   Extremes (*compute)(const RowJob& job, int64_t row, float* values);
   void (*encode)(const RowJob& job, int64_t row, const float* values, const Extremes& extremes,
                  const Quantizer& quantizer);
+  // Quantizes `count` rows after the epilogue ops.
+  void (*requantize)(const StoredRows& rows, int64_t count);
 };
 
 // Groups along K of one block of weights, each with its own scales. The total of a feature is the

@@ -41,7 +41,8 @@ void choose_kernels(std::string_view name) {
   KERNEL(matmul_a8a8_quantized, matmul_a8a8_quantized) \
   KERNEL(rms_norm_quantized, rms_norm_quantized) \
   KERNEL(layer_norm_quantized, layer_norm_quantized) \
-  KERNEL(activation_quantized, activation_quantized)
+  KERNEL(activation_quantized, activation_quantized) \
+  KERNEL(image_activation_quantized, image_activation_quantized)
 
 // Makes the C functions visible to libraries that are loaded from now on.
 void publish_c_functions() {

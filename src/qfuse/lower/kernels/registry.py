@@ -13,6 +13,7 @@ from qfuse.lower.kernels.convolution_grouped import ConvolutionGrouped
 from qfuse.lower.kernels.convolution_w4a16 import ConvolutionW4A16
 from qfuse.lower.kernels.convolution_w8a8 import ConvolutionW8A8
 from qfuse.lower.kernels.convolution_w8a16 import ConvolutionW8A16
+from qfuse.lower.kernels.image_activation import ImageActivationQuantized
 from qfuse.lower.kernels.layer_norm_quantized import LayerNormQuantized
 from qfuse.lower.kernels.linear_grouped import LinearGrouped
 from qfuse.lower.kernels.linear_w4a16 import LinearW4A16
@@ -49,6 +50,7 @@ def all_kernels(library: KernelLibrary) -> tuple[Kernel[Any], ...]:
         RmsNormQuantized(library),
         LayerNormQuantized(library),
         ActivationQuantized(library),
+        ImageActivationQuantized(library),
     )
 
 

@@ -133,6 +133,9 @@ def float_vector(node: Node | None, rw: Rewriter) -> Node | None:
 
 def check_output(problem: RowwiseProblem) -> Refusal | None:
     """Refuse results that are not 8-bit, or quantized neither per row nor per tensor."""
+    # The kernels write rows one after the other, and the captured strides of results must stay.
+    if not problem.is_row_major:
+        return Refusal("its results are not row-major")
     spec = problem.spec
     if spec.dtype not in BYTES:
         return Refusal(f"its result is stored as {dtype_name(spec.dtype)}")

@@ -108,6 +108,12 @@ class KernelEpilogue:
         shown = replace(fused, epilogue=Epilogue(fused.epilogue.ops[:count]))
         return writer.write_all(shown) or writer.done()
 
+    @classmethod
+    def of_activation(cls, op: Activation) -> KernelEpilogue | Refusal:
+        """Write the epilogue of an op of its own, or refuse the first unsupported op."""
+        writer = _Writer(op.extras)
+        return writer.write_all(op) or _check_result(op) or writer.done()
+
 
 @dataclass(slots=True)
 class _Writer:

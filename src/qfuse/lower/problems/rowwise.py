@@ -80,6 +80,11 @@ class RowwiseProblem(Problem):
         return self.op.output
 
     @property
+    def is_row_major(self) -> bool:
+        """Whether all results are row-major."""
+        return all(map(is_row_major, self.op.node.meta["val"]))
+
+    @property
     def operands(self) -> tuple[Node, ...]:
         """The elementwise operands besides the input."""
         if isinstance(self.op, Activation):
@@ -150,9 +155,6 @@ def rowwise_problem(op: RowwiseOp, symbols: Mapping[str, SymbolRange]) -> Rowwis
         return Refusal(f"its input is {dtype_name(real)}")
     if not shape:
         return Refusal("its input has no axis")
-    # Kernels write rows one after the other, and the captured strides of results must stay.
-    if not all(map(is_row_major, op.node.meta["val"])):
-        return Refusal("its results are not row-major")
     made = tuple(op.node.meta["val"][0].shape)
     read, written = (size_range(product(sizes), symbols) for sizes in (shape, made))
     return RowwiseProblem(op, op.output.spec, read, written, made)

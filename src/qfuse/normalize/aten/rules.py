@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from qfuse.normalize.aten.activations.squared_relu import SpellSquaredRelu
 from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.normalize.aten.activations.written_out import SpellActivation
 from qfuse.normalize.aten.convolution.padding import SpellPadding
@@ -27,6 +28,7 @@ from qfuse.normalize.aten.qdq.clamp_zero_point import ClampZeroPoint
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
 from qfuse.normalize.aten.qdq.expanded_scale import ContractScale
 from qfuse.normalize.aten.qdq.fake_quantize import ImportFakeQuantize
+from qfuse.normalize.aten.qdq.float_offset import FloatOffset
 from qfuse.normalize.aten.qdq.float_zero_point import FloatZero
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.aten.qdq.fold_integers import FoldIntegers
@@ -85,10 +87,13 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
+    # Integers that a graph computes in floats have no offset.
     FoldIntegers,
+    FloatOffset,
     # Activations of quantized linears and convolutions, written as arithmetic.
     MergeClamps,
     SpellActivation,
+    SpellSquaredRelu,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
     SpellCast,

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self, TypeAlias
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.movement.base import Moved
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops import library as ops
@@ -23,13 +22,14 @@ from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.optimize.match.memory_cost import passed, saved
 from qfuse.optimize.match.move_qparams import QuantizedMover, moved_params
+from qfuse.patterns.quantized_operand import is_quantized_activation
 from qfuse.rewrite.prelude import Miss, MissCode, Node, OpOverload, Rewriter, aten
 
 # A bound on the search among the users of a value.
 USERS = 64
 # A bound on the ops that are looked through below a value.
 DEPTH = 8
-_LOOKED_THROUGH = (aten.cat.default, aten.max_pool2d.default)
+_LOOKED_THROUGH = (aten.cat.default, aten.max_pool2d.default, aten.constant_pad_nd.default)
 
 Work: TypeAlias = tuple[list[WorkRange], list[WorkRange]]
 """The memory traffic before, and after."""
@@ -140,23 +140,46 @@ class Commutes(ABC):
 def vanishes(node: Node, depth: int = DEPTH) -> bool:
     """Whether every user of a dequantize would use its quantized values instead.
 
-    Max pools and joins of dequantized values are looked through, up to ``depth`` of them.
+    Movements with one user, paddings, max pools and joins of dequantized values are looked through,
+    up to ``depth`` of them.
     """
     # This decides profit and not legality, so a look at the first users may stand for all of them.
-    return all(_uses_quantized(user, depth) for user in islice(node.users, USERS))
+    return all(_uses_quantized(user, node, depth) for user in islice(node.users, USERS))
 
 
-def _uses_quantized(user: Node, depth: int) -> bool:
+def feeds_product(node: Node) -> bool:
+    """Whether a user of a dequantize is a product that would use its quantized values."""
+    users = islice(node.users, USERS)
+    return any(_is_product(user) and _uses_quantized(user, node, 0) for user in users)
+
+
+def _is_product(user: Node) -> bool:
+    views = as_linear(user), as_convolution(user), as_matmul(user)
+    return any(view is not None for view in views)
+
+
+def _uses_quantized(user: Node, node: Node, depth: int) -> bool:
+    """Whether ``user`` would use quantized values instead of ``node``."""
     if is_call(user, ops.quantize):
         return True
     product = as_linear(user) or as_convolution(user)
     if product is not None:
-        return as_dequantize(product.weight) is not None
+        # A weight that is computed at run time is not one of a quantized op.
+        return product.weight is not node and as_dequantize(product.weight) is not None
     if _feeds_matmul(user, depth):
         return True
-    if not depth or not is_call(user, *_LOOKED_THROUGH):
+    return depth > 0 and _is_looked_through(user, node, depth)
+
+
+def _is_looked_through(user: Node, node: Node, depth: int) -> bool:
+    """Whether ``user`` passes values of ``node`` on to ops that would use quantized ones."""
+    if movement_of(user) is not None:
+        (below,) = user.users if len(user.users) == 1 else (None,)
+        # One user below each movement, so that the search is linear.
+        return below is not None and _uses_quantized(below, user, depth - 1)
+    if not is_call(user, *_LOOKED_THROUGH):
         return False
-    parts = user.all_input_nodes
+    parts = [part for part in user.all_input_nodes if part is not node]
     sinks = all(as_dequantize(p) is not None or is_call(p, *_LOOKED_THROUGH) for p in parts)
     return sinks and vanishes(user, depth - 1)
 
@@ -165,7 +188,9 @@ def _feeds_matmul(user: Node, depth: int) -> bool:
     """Whether ``user`` is a product of quantized activations, or a movement of its operand."""
     product = as_matmul(user)
     if product is not None:
-        return all(_is_quantized(operand, DEPTH) for operand in (product.x, product.other))
+        # A factor that is still there could not scale the product instead.
+        sides = product.x, product.other
+        return all(is_quantized_activation(operand, factors=False) for operand in sides)
     if not depth or movement_of(user) is None:
         return False
     users = list(islice(user.users, USERS))
@@ -173,17 +198,6 @@ def _feeds_matmul(user: Node, depth: int) -> bool:
     if len(users) == 1:
         return _feeds_matmul(users[0], depth - 1)
     return bool(users) and all(as_matmul(each) and _feeds_matmul(each, 0) for each in users)
-
-
-def _is_quantized(operand: Node, depth: int) -> bool:
-    """Whether an operand is a dequantize of values computed at run time, or a movement of one."""
-    for _ in range(depth):
-        movement = movement_of(operand)
-        if movement is None:
-            break
-        operand = movement.source
-    found = as_dequantize(operand)
-    return found is not None and constant_of(found.q) is None
 
 
 def lifted_work(

@@ -26,6 +26,7 @@ from qfuse.optimize.commute.base import (
     Commutes,
     Crossing,
     Work,
+    feeds_product,
     lifted_work,
     moved,
     vanishes,
@@ -60,8 +61,8 @@ class MovementOp(Commutes):
 
     ``m(dequantize(q, s))`` is ``dequantize(m(q), s')``. Refuses: parameters that are not constant
     on blocks below the movement; a dequantize with other users, since it would be computed twice,
-    unless all users of the moved one would use quantized values. Does not pay where copies of one
-    element would each be dequantized.
+    unless a product, or all users of the moved one, would use quantized values. Does not pay where
+    copies of one element would each be dequantized.
 
     Attributes:
         node: The op.
@@ -134,9 +135,9 @@ class MovementOp(Commutes):
         )
 
     def shares_with(self, user: Node) -> bool:
-        """A user that is a movement will follow; any user may stay if none is dequantized below."""
+        """A user that is a movement will follow; any user may stay for the sake of a product."""
         moves = movement_of(user) is not None or is_call(user, *SPLITS) or is_waited_for(user)
-        return moves or vanishes(self.node)
+        return moves or vanishes(self.node) or feeds_product(self.node)
 
     def _lifted_work(self, quantize: Quantize, found: PropagatedUp) -> Work:
         return lifted_work(

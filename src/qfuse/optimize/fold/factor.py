@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call, overload_of
-from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.movement.base import Movement
-from qfuse.ir.movement.registry import movement_of
-from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.movement.base import Moved, Movement
 from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
-from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.spec import Block
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape
-from qfuse.optimize.match.move_qparams import GraphMover
+from qfuse.optimize.match.move_qparams import GraphMover, movement_name
+from qfuse.patterns.quantized_operand import (
+    is_quantized_activation,
+    moved_operand,
+    reapply_movements,
+    scaled_by_constant,
+)
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -28,14 +33,10 @@ from qfuse.rewrite.prelude import (
     OpOverload,
     Rewriter,
     Rule,
-    arguments,
     aten,
 )
 
-_FACTORS = (aten.mul.Tensor, aten.div.Tensor)
 _MATRIX = 2
-# Bounds the search above an operand.
-_STEPS = 16
 # Products stay far from the ends of the range of float32.
 _LEAST, _MOST = 2.0**-64, 2.0**64
 # The values that are multiplied by a factor below 1 may be in range only after that.
@@ -54,6 +55,7 @@ class FactorSite:
         source: What it multiplies.
         factor: The other operand.
         value: Its value.
+        moved: What the movements do to a factor with several values.
     """
 
     product: Matmul
@@ -63,6 +65,7 @@ class FactorSite:
     source: Node
     factor: Argument
     value: torch.Tensor
+    moved: tuple[Moved, ...] = ()
 
 
 class _SinkFactor(Rule[FactorSite], ABC):
@@ -75,25 +78,37 @@ class _SinkFactor(Rule[FactorSite], ABC):
         sides = {"x": product.x, "other": product.other}
         sites = [_site(product, side, operand) for side, operand in sides.items()]
         site = next((found for found in sites if found is not None), None)
-        if site is None or not all(map(_is_quantized, sides.values())):
+        # Of the two rules, only one looks at both operands.
+        if site is not None and _is_exact(site) is not (self.exactness is Exactness.EXACT):
+            return Miss(MissCode.ARGUMENT, node, "another rule sinks the factor", progress=0)
+        if site is None or not all(map(is_quantized_activation, sides.values())):
             text = "no quantized operand is multiplied by a constant"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        if _is_exact(site) is not (self.exactness is Exactness.EXACT):
-            return Miss(MissCode.ARGUMENT, node, "another rule sinks the factor", progress=0)
-        return _refuse_factor(site) or site
+        wrong = _refuse_factor(site)
+        if wrong is not None or not _varies(site):
+            return wrong or site
+        moved = _moved_down(site)
+        return moved if isinstance(moved, Miss) else replace(site, moved=moved)
 
     def rewrite(self, site: FactorSite, rw: Rewriter) -> None:
         """Multiply the operands as they are, and scale the result."""
         product = site.product
-        value, mover = site.source, GraphMover(rw)
-        for movement in reversed(site.movements):
-            value = movement.apply(mover, value)
+        value = reapply_movements(rw, site.movements, site.source)
         operands = [value, product.other] if site.side == "x" else [product.x, value]
         op, scale = overload_of(product.node), overload_of(site.node)
         assert op is not None, "a product is a call"
         assert scale is not None, "a multiplication is a call"
         made = rw.call(op, *operands)
-        rw.replace(product.node, rw.call(scale, made, site.factor))
+        factor: Argument = site.factor
+        if site.moved:
+            mover = GraphMover(rw)
+            moved: Any = site.value.reshape(_full_rank(site))
+            for step in site.moved:
+                moved = step.apply(mover, moved)
+            # The constant is stored densely, not as a view of the old one.
+            dense = moved.contiguous() if isinstance(moved, torch.Tensor) else moved
+            factor = mover.node(dense, "factor")
+        rw.replace(product.node, rw.call(scale, made, factor))
 
 
 class SinkFactor(_SinkFactor):
@@ -110,8 +125,9 @@ class SinkFactor(_SinkFactor):
         k -> dequantize --+-> matmul -> mul(c)
 
     The product is then fused with both dequantizes, and the factor into its epilogue. The same for
-    the right operand, for a quotient, and for a number above views and transposes. ``c`` is a
-    number, or a constant with one number per row of the left operand or column of the right one.
+    the right operand, for a quotient, and for a factor above views and transposes, with which it
+    moves. ``c`` is a number, or a constant with one number per row of the left operand or column of
+    the right one.
 
     Rounding: the result is rounded before the factor instead of the operand after it.
 
@@ -145,54 +161,12 @@ class SinkPowerOfTwo(_SinkFactor):
 
 def _site(product: Matmul, side: str, operand: Node) -> FactorSite | None:
     """View an operand as a product with a constant below movements."""
-    movements: list[Movement] = []
-    node = operand
-    while len(movements) < _STEPS and (movement := movement_of(node)) is not None:
-        movements.append(movement)
-        node = movement.source
-    found = _scaled(node)
+    movements, node = moved_operand(operand)
+    found = scaled_by_constant(node)
     if found is None:
         return None
     source, factor, value = found
-    return FactorSite(product, side, tuple(movements), node, source, factor, value)
-
-
-def _scaled(node: Node) -> tuple[Node, Argument, torch.Tensor] | None:
-    """Return the value that ``node`` multiplies or divides by a constant, and the constant."""
-    if not is_call(node, *_FACTORS):
-        return None
-    a = arguments(node)
-    sides = [(a["self"], a["other"])]
-    # `c / x` is not linear in x.
-    if not is_call(node, aten.div.Tensor):
-        sides.append((a["other"], a["self"]))
-    for source, factor in sides:
-        value = _value(factor)
-        if isinstance(source, Node) and value is not None and constant_value(source) is None:
-            return source, factor, value
-    return None
-
-
-def _value(factor: object) -> torch.Tensor | None:
-    if isinstance(factor, bool):
-        return None
-    if isinstance(factor, (int, float)):
-        return torch.tensor(float(factor), dtype=torch.float64)
-    return constant_value(factor)
-
-
-def _is_quantized(operand: Node) -> bool:
-    """Whether an operand is a dequantize of an activation, below movements and factors."""
-    for _ in range(_STEPS):
-        movement, scaled = movement_of(operand), _scaled(operand)
-        if movement is not None:
-            operand = movement.source
-        elif scaled is not None:
-            operand = scaled[0]
-        else:
-            break
-    found = as_dequantize(operand)
-    return found is not None and constant_of(found.q) is None
+    return FactorSite(product, side, movements, node, source, factor, value)
 
 
 def _is_exact(site: FactorSite) -> bool:
@@ -231,11 +205,47 @@ def _refuse_shape(site: FactorSite) -> Miss | None:
     fits = len(shape) <= len(shape_of(site.product.node))
     if site.value.numel() == 1 and fits:
         return None
-    summed = -1 if site.side == "x" else -_MATRIX
+    if _varies(site):
+        return None
+    summed = _summed(site)
     along = shape[summed] if len(shape) >= -summed else 1
+    return _refuse_axis(site) if along != 1 or not fits else None
+
+
+def _summed(site: FactorSite) -> int:
+    """Return the axis of the operand that the product sums over."""
+    return -1 if site.side == "x" else -_MATRIX
+
+
+def _refuse_axis(site: FactorSite) -> Miss:
     text = "a constant of shape {} is not one number per row or column of the result"
-    if site.movements:
-        text = "a constant of shape {} multiplies the operand before a view: multiply after it"
-    if site.movements or along != 1 or not fits:
-        return Miss(MissCode.AXIS, node, text, shape, progress=2)
-    return None
+    return Miss(MissCode.AXIS, site.node, text, tuple(site.value.shape), progress=2)
+
+
+def _varies(site: FactorSite) -> bool:
+    """Whether the factor has several values, which movements permute."""
+    return bool(site.movements) and site.value.numel() != 1
+
+
+def _full_rank(site: FactorSite) -> list[int]:
+    shape = site.value.shape
+    return [*(1,) * (len(shape_of(site.node)) - len(shape)), *shape]
+
+
+def _moved_down(site: FactorSite) -> tuple[Moved, ...] | Miss:
+    """Move a factor like the scale of a dequantize: one value for each element, or for an axis."""
+    block: Block = tuple(None if size == 1 else 1 for size in _full_rank(site))
+    steps: list[Moved] = []
+    for movement in reversed(site.movements):
+        step = movement.forward(block)
+        if isinstance(step, Refusal):
+            text = "a constant of shape {} does not move below {}: {}"
+            details = tuple(site.value.shape), movement_name(movement), step.reason
+            return Miss(MissCode.AXIS, movement.node, text, *details, progress=2)
+        steps.append(step)
+        block = step.block
+    sizes = shape_of(site.product.x if site.side == "x" else site.product.other)
+    whole = [covers(b, size) for b, size in zip(block, sizes, strict=True)]
+    # One value for some elements of an axis does not broadcast.
+    parts = any(b != 1 and not one for b, one in zip(block, whole, strict=True))
+    return tuple(steps) if whole[_summed(site)] and not parts else _refuse_axis(site)

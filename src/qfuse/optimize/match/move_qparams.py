@@ -24,6 +24,7 @@ from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
+from qfuse.patterns.quantized_operand import NodeMover
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, aten
 
 _REPEATING = (
@@ -45,17 +46,11 @@ _REPEATING = (
 _STEPS = 32
 
 
-class GraphMover:
+class GraphMover(NodeMover):
     """Applies ops to nodes of a graph; ops on constants are computed at compile time.
 
     Values are nodes, or tensors as long as they depend on constants only.
-
-    Args:
-        rw: Adds the nodes.
     """
-
-    def __init__(self, rw: Rewriter) -> None:
-        self._rw = rw
 
     def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply an op."""
@@ -66,11 +61,7 @@ class GraphMover:
             # A symbolic size has no value at compile time,
             # so from here on the ops run in the graph.
             value = self.node(value, "moved")
-        return self._rw.call(op, value, *args, **kwargs)
-
-    def sizes(self, node: Node) -> list[Any]:
-        """Return the sizes of a node's value: numbers, or nodes where they are dynamic."""
-        return self._rw.sizes(node, len(shape_of(node)))
+        return super().call(op, value, *args, **kwargs)
 
     def at_run_time(self, value: Any) -> Node:
         """Return the node of a value."""

@@ -87,7 +87,7 @@ const %one: float32[1, 1, 1, 1]
 %k: int8[2, 3, 5, 8]
 %s: float32[2, 3, 5, 1]
 %1 = qfuse.dequantize(%k, %s, None, 'int8[-128,127] 1x1x1x* float32 float32:reciprocal:round-zp int'): float32[2, 3, 5, 8]
-%2 = aten.transpose.int(%1, -1, -2): float32[2, 3, 8, 5]
+%2 = aten.permute(%1, (0, 1, 3, 2)): float32[2, 3, 8, 5]
 %3 = aten.matmul(%0, %2): float32[2, 3, 4, 5]
 return (%3)
 fired: dequantize-operand 1""",
@@ -214,3 +214,26 @@ def test_what_is_not_its_business(kind: str) -> None:
     result = apply_rules(case.done(), [DequantizeOperand()])
 
     assert (result.modified, list(result.misses)) == (False, [])
+
+
+@pytest.mark.numeric
+def test_a_movement_whose_tensor_has_a_name() -> None:
+    case = Cache()
+    turned = case.b.call(aten.transpose.int, case.keys, -1, -2)
+    turned.args, turned.kwargs = (), {"self": case.keys, "dim0": -1, "dim1": -2}
+    program = case.done(case.b.call(aten.matmul.default, case.q, turned))
+
+    assert_same_values(program, inputs(case), DequantizeOperand(), exact=True)
+    assert calls(program).count("qfuse.dequantize") == 2
+
+
+@pytest.mark.numeric
+def test_a_part_of_a_split() -> None:
+    case = Cache()
+    b = case.b
+    parts = b.call(aten.split.Tensor, case.keys, 3, 2)
+    turned = b.call(aten.transpose.int, b.item(parts, 0), -1, -2)
+    program = case.done(b.call(aten.matmul.default, case.q, turned))
+
+    assert_same_values(program, inputs(case), DequantizeOperand(), exact=True)
+    assert calls(program).count("qfuse.dequantize") == 2

@@ -104,6 +104,24 @@ def test_values_are_the_same(form: str, dtype: torch.dtype, top: int) -> None:
     assert "aten.sub.Tensor" not in calls(program)
 
 
+@pytest.mark.numeric
+def test_values_that_the_graph_unpacks() -> None:
+    b = GraphBuilder()
+    packed = b.const("p", torch.randint(0, 256, (N, K), dtype=torch.uint8))
+    parts = [
+        b.call(aten.__rshift__.Scalar, packed, 4),
+        b.call(aten.__and__.Scalar, packed, 15),
+    ]
+    q = b.call(aten._to_copy.default, b.call(aten.cat.default, parts), dtype=torch.float32)
+    z, s = b.const("z", torch.rand(2 * N, 1) * 9 + 0.25), b.const("s", scales(2 * N, 1))
+    w = b.call(aten.mul.Tensor, b.call(aten.sub.Tensor, q, z), s)
+    x = b.arg("x", torch.float32, 3, K)
+    program = finish(b, b.call(aten.linear.default, x, w))
+
+    assert assert_same_values(program, [torch.randn(3, K)], FloatZero()).fired
+    assert "[0,15]" in str(program.graph)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_integers_are_left_to_the_other_rules(form: str) -> None:
     whole = torch.randint(3, 12, (N, K // GROUP)).float()

@@ -1,7 +1,7 @@
 // The constants that an epilogue has for each output feature.
 #pragma once
 
-#include "rowwise/steps.h"
+#include "rowwise/clamped_store.h"
 
 namespace {
 

@@ -81,22 +81,6 @@ void finish_columns(const qfuse::Epilogue& e, const void* sums, int64_t row, int
   }
 }
 
-// Calls f(first column, columns) with a number of whole vectors as a constant, from all of them
-// down to one by halves, and then for the rest, if there is one.
-template <int Vectors = kVectors, class F>
-QFUSE_INLINE void each_width(int64_t columns, const F& f, int64_t first = 0) {
-  constexpr int64_t kColumns = Vectors * kLanes;
-  while (columns - first >= kColumns) {
-    f.template operator()<Vectors>(first, kColumns);
-    first += kColumns;
-  }
-  if constexpr (Vectors > 1) {
-    each_width<Vectors / 2>(columns, f, first);
-  } else if (first < columns) {
-    f.template operator()<0>(first, columns - first);
-  }
-}
-
 void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows, int64_t column,
             int64_t columns) {
   const auto* from = static_cast<const int32_t*>(sums);

@@ -85,62 +85,22 @@ QFUSE_INLINE bool stays_small(const qfuse::Epilogue& e, const Columns<Vectors>& 
                               const Step& step) {
   const Floats scale = magnitude(broadcast(e.x_scale[0]));
   const Floats factor = broadcast(e.quantizer.factor);
-  const float zero = e.quantizer.zero;
-  bool small = !e.scale_per_row && e.quantizer.factor < 0x1p60f && zero >= -8192 && zero <= 8192;
+  bool small = !e.scale_per_row && takes_clamped(e.quantizer);
   c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
     // In the order of the operations, so that what overflows in them does so here.
     const Floats y = 0x1p31f * scale * magnitude(c.scale[v]) + magnitude(c.bias[v]);
     const Floats x = step.reach(y) * factor;
-    small = small && _mm512_cmp_ps_mask(magnitude(x), broadcast(0x1p29f), _CMP_NLT_UQ) == 0;
+    small = small && is_clamped_small(x);
   });
   return small;
-}
-
-// Adds `zero` to integers of less than 2^31 in magnitude, and stores them clamped to a range of int8
-// or uint8. Saturating to 16 and to 8 bits in between changes nothing.
-template <int Vectors, bool Signed>
-QFUSE_INLINE void store_clamped(int8_t* out, const Ints* x, __m512i zero, __m512i low,
-                                __m512i high) {
-  const auto moved = [&](Ints a, Ints b) QFUSE_LAMBDA {
-    return _mm512_adds_epi16(_mm512_packs_epi32(bits<__m512i>(a), bits<__m512i>(b)), zero);
-  };
-  // Within 16 bytes, packing takes four values of each operand in turn.
-  if constexpr (Vectors == 4) {
-    const __m512i a = moved(x[0], x[1]);
-    const __m512i b = moved(x[2], x[3]);
-    const __m512i packed =
-        Signed ? _mm512_min_epi8(_mm512_max_epi8(_mm512_packs_epi16(a, b), low), high)
-               : _mm512_min_epu8(_mm512_max_epu8(_mm512_packus_epi16(a, b), low), high);
-    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi32(order, packed));
-  } else {
-    static_assert(Vectors == 2);
-    const __m512i both = moved(x[0], x[1]);
-    const __m256i a = _mm512_castsi512_si256(both);
-    const __m256i b = _mm512_extracti64x4_epi64(both, 1);
-    const __m256i least = _mm512_castsi512_si256(low), most = _mm512_castsi512_si256(high);
-    const __m256i packed =
-        Signed ? _mm256_min_epi8(_mm256_max_epi8(_mm256_packs_epi16(a, b), least), most)
-               : _mm256_min_epu8(_mm256_max_epu8(_mm256_packus_epi16(a, b), least), most);
-    const __m256i order = _mm256_set_epi32(7, 3, 5, 1, 6, 2, 4, 0);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out),
-                        _mm256_permutevar8x32_epi32(packed, order));
-  }
 }
 
 // quantize_columns where `stays_small` holds.
 template <int Vectors, bool Signed, class Step>
 QFUSE_INLINE void quantize_small(const qfuse::Epilogue& e, const Columns<Vectors>& c, Step step,
                                  const int32_t* sums, int64_t rows, int8_t* out) {
-  const qfuse::Quantizer& q = e.quantizer;
-  const float moved = q.zero;
-  // Rounding is monotonic, so that clamping after it to rounded bounds is the same.
-  const auto bound = [&](float x) QFUSE_LAMBDA {
-    return _mm512_set1_epi8(static_cast<int8_t>(_mm_cvtss_i32(_mm_set_ss(x)) + static_cast<int32_t>(moved)));
-  };
-  const __m512i low = bound(q.least), high = bound(q.most);
-  const __m512i zero = _mm512_set1_epi16(static_cast<int16_t>(moved));
-  const float scale = e.x_scale[0], factor = q.factor;
+  const ClampedStore<Vectors, Signed> store(e.quantizer);
+  const float scale = e.x_scale[0], factor = e.quantizer.factor;
   const int64_t ld = e.out_ld;
   for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += ld, step.advance()) {
     Ints x[Vectors];
@@ -149,7 +109,7 @@ QFUSE_INLINE void quantize_small(const qfuse::Epilogue& e, const Columns<Vectors
       const Floats y = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[V];
       x[V] = nearest(step.apply_to_small(y + c.bias[V], V * kLanes) * factor);
     });
-    store_clamped<Vectors, Signed>(out, x, zero, low, high);
+    store(out, x);
   }
 }
 #endif

@@ -2,7 +2,7 @@
 // is normalized, reduced and quantized. See RowJob.
 #pragma once
 
-#include "rowwise/steps.h"
+#include "rowwise/requantize.h"
 
 namespace {
 
@@ -342,6 +342,7 @@ void encode_row(const qfuse::RowJob& job, int64_t row, const float* values,
   encode_any<false>(job, row, values, q);
 }
 
-constexpr qfuse::RowKernels row_kernels{.compute = &compute_row, .encode = &encode_row};
+constexpr qfuse::RowKernels row_kernels{
+    .compute = &compute_row, .encode = &encode_row, .requantize = &requantize};
 
 }  // namespace

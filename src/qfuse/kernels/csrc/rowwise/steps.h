@@ -28,6 +28,22 @@ struct Span {
   }
 };
 
+// Calls f(first column, columns) with a number of whole vectors as a constant, from all of them
+// down to one by halves, and then for the rest, if there is one.
+template <int Vectors = kVectors, class F>
+QFUSE_INLINE void each_width(int64_t columns, const F& f, int64_t first = 0) {
+  constexpr int64_t kColumns = Vectors * kLanes;
+  while (columns - first >= kColumns) {
+    f.template operator()<Vectors>(first, kColumns);
+    first += kColumns;
+  }
+  if constexpr (Vectors > 1) {
+    each_width<Vectors / 2>(columns, f, first);
+  } else if (first < columns) {
+    f.template operator()<0>(first, columns - first);
+  }
+}
+
 // x as an integer plus `zero`, or 0 if x is NaN.
 QFUSE_INLINE Ints moved_nearest(Floats x, Ints zero) {
 #if defined(__AVX512F__)

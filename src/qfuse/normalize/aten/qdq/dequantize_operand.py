@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qfuse.ir.dtypes import BYTES, FLOATS
-from qfuse.ir.graph.schema import is_call, overload_of
-from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.movement.registry import movement_of
+from qfuse.ir.dtypes import FLOATS
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.casts import cast_source
-from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
-from qfuse.ir.ops.qdq import as_dequantize
-from qfuse.ir.ops.view_ops import SIZED_VIEWS
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.qdq.scale_factor import Factor, scale_factor
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.normalize.match.quantized_values import spec_of_dequantize
+from qfuse.patterns.quantized_operand import (
+    is_scaled_activation,
+    moved_operand,
+    reapply_movements,
+    scaled_at_run_time,
+)
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -27,12 +28,7 @@ from qfuse.rewrite.prelude import (
     OpOverload,
     Rewriter,
     Rule,
-    arguments,
-    aten,
 )
-
-# Bounds the search above an operand.
-_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class ScaledOperand:
     Attributes:
         product: The product.
         side: The operand: ``x`` or ``other``.
-        path: What moves the scaled values, from the last op to the first.
+        movements: What moves the scaled values, from the last one to the first.
         node: The multiplication.
         q: The quantized values.
         scale: Their scale.
@@ -50,7 +46,7 @@ class ScaledOperand:
 
     product: Matmul
     side: str
-    path: tuple[Node, ...]
+    movements: tuple[Movement, ...]
     node: Node
     q: Node
     scale: Factor
@@ -90,12 +86,12 @@ class DequantizeOperand(Rule[ScaledOperand]):
         product = as_matmul(node)
         assert product is not None, "the anchor is a product"
         sides = {"x": product.x, "other": product.other}
-        if not all(map(_is_quantized, sides.values())):
+        if not all(map(is_scaled_activation, sides.values())):
             text = "its operands are not two quantized activations"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         for side, operand in sides.items():
-            path, base = _path(operand)
-            found = _scaled_at_run_time(base)
+            movements, base = moved_operand(operand)
+            found = scaled_at_run_time(base)
             if found is None:
                 continue
             q, by = found
@@ -106,7 +102,7 @@ class DequantizeOperand(Rule[ScaledOperand]):
             scale = scale_factor(base, by, shape_of(q), dtype_of(base))
             if isinstance(scale, Miss):
                 return scale
-            return ScaledOperand(product, side, path, base, q, scale)
+            return ScaledOperand(product, side, movements, base, q, scale)
         return Miss(MissCode.PATTERN, node, "no operand is scaled at run time", progress=0)
 
     def rewrite(self, site: ScaledOperand, rw: Rewriter) -> None:
@@ -116,60 +112,8 @@ class DequantizeOperand(Rule[ScaledOperand]):
         assert block is not None, "the scale tiles the quantized values"
         spec = spec_of_dequantize(q, shape_of(q), scale.shape, dtype_of(site.node), block)
         value = rw.call(ops.dequantize, q, scale.build(rw), None, str(spec))
-        for node in reversed(site.path):
-            op = overload_of(node)
-            assert op is not None, "a movement is a call"
-            op = aten.reshape.default if op in SIZED_VIEWS else op
-            value = rw.call(op, value, *node.args[1:], **node.kwargs)
+        value = reapply_movements(rw, site.movements, value)
         operands = [value, product.other] if site.side == "x" else [product.x, value]
         op = overload_of(product.node)
         assert op is not None, "a product is a call"
         rw.replace(product.node, rw.call(op, *operands))
-
-
-def _path(operand: Node) -> tuple[tuple[Node, ...], Node]:
-    """Return the movements above an operand, and what they move."""
-    path: list[Node] = []
-    while len(path) < _STEPS and (movement := movement_of(operand)) is not None:
-        # A part of a split does not take the tensor that it moves.
-        if overload_of(operand) is None:
-            break
-        path.append(operand)
-        operand = movement.source
-    return tuple(path), operand
-
-
-def _scaled_at_run_time(node: Node) -> tuple[Node, Node] | None:
-    """View ``node`` as a product of 8-bit values that are cast, and a tensor; else ``None``."""
-    if not is_call(node, aten.mul.Tensor):
-        return None
-    a = arguments(node)
-    for value, by in ((a["self"], a["other"]), (a["other"], a["self"])):
-        q = cast_source(value)
-        known = not isinstance(by, Node) or constant_value(by) is not None
-        if q is None or dtype_of(q) not in BYTES or constant_of(q) is not None or known:
-            continue
-        assert isinstance(by, Node), "a number is known"
-        return q, by
-    return None
-
-
-def _is_quantized(operand: Node) -> bool:
-    """Whether an operand is a dequantize of an activation, scaled by whatever and moved."""
-    for _ in range(_STEPS):
-        _, operand = _path(operand)
-        if _scaled_at_run_time(operand) is not None:
-            return True
-        found = as_dequantize(operand)
-        if found is not None:
-            return constant_of(found.q) is None
-        # A constant factor is folded into the product later.
-        if not is_call(operand, aten.mul.Tensor, aten.div.Tensor):
-            return False
-        a = arguments(operand)
-        given = [v for v in (a["self"], a["other"]) if isinstance(v, Node)]
-        varying = [v for v in given if constant_value(v) is None]
-        if len(varying) != 1:
-            return False
-        operand = varying[0]
-    return False

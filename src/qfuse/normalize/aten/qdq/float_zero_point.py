@@ -14,7 +14,7 @@ from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, dtype_ra
 from qfuse.normalize.aten.qdq.expanded_scale import ExpandedScale, are_whole, read_expanded
 from qfuse.normalize.aten.qdq.scale_factor import scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
-from qfuse.normalize.match.constants import derived
+from qfuse.normalize.match.constants import derived, evaluated
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
     QuantizedValues,
@@ -62,6 +62,9 @@ def _tiled(match: Match, node: Node) -> FloatZeroPoint | Miss:
         # Why parameters that are repeated per element are not read says more.
         return repeated if isinstance(repeated, Miss) and repeated.progress else value
     known = moved_constant(stored.q)
+    if known is None:
+        unpacked = evaluated(stored.q)
+        known = None if unpacked is None else (stored.q, unpacked)
     if known is None or not has_values(known[1]) or dtype_of(stored.q) not in BYTES:
         return Miss(MissCode.NOT_CONSTANT, stored.q, "it is no 8-bit weight", progress=0)
     shape = shape_of(node)
@@ -124,7 +127,7 @@ class FloatZero(PatternRule):
         found, real = site[FOUND], dtype_of(site.node)
         weight, zero = found.weight, found.weight.zero
         assert zero is not None, "the match has read the zero points"
-        low, high = _range(weight.values)
+        low, high = range_of_values(weight.values)
         compute = torch.float64 if real is torch.float64 else torch.float32
         middle = (low + high + 1) / 2
         offset = ((middle - zero.double()) * weight.scale.double()).to(compute)
@@ -142,7 +145,7 @@ class FloatZero(PatternRule):
         rw.replace(site.node, weight.in_order(y, rw))
 
 
-def _range(values: torch.Tensor) -> tuple[int, int]:
+def range_of_values(values: torch.Tensor) -> tuple[int, int]:
     """Return the range of 4-bit values, or that of the dtype."""
     least, most = _NIBBLE
     fits = values.numel() and least <= int(values.min()) and int(values.max()) <= most
