@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.support.sources.zoo_models import SMALL, compiled, kernels_of
+from tests.support.sources.zoo_models import SMALL, compiled, grown_constants, kernels_of
 from torch.utils import _pytree as pytree
 
 from qfuse import zoo
@@ -57,6 +58,7 @@ def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None
     assert all(left.reason for left in report.left)
     dequantizes = [left for left in report.left if left.place.op == "qfuse.dequantize"]
     assert not [left for left in dequantizes if "linear" in left.reason]
+    assert grown_constants(quantized.model, fast) == []
     args, kwargs = model.inputs(seed=1)
     with torch.no_grad():
         want = pytree.tree_leaves(quantized.model(*args, **kwargs))
@@ -147,3 +149,12 @@ def test_every_norm_that_feeds_a_quantize_gives_it(
     assert len(norms) == layers * each + rest
     fed = [q.x for n in done.graph.nodes if (q := as_quantize(n)) is not None]
     assert [x for x in fed if isinstance(match(A_NORM, x), Match)] == []
+
+
+@pytest.mark.parametrize(("dtype", "found"), [(torch.int8, []), (torch.float32, ["a_weight_wide"])])
+def test_a_constant_that_grew_is_found(dtype: torch.dtype, found: list[str]) -> None:
+    source, graph = torch.nn.Module(), torch.nn.Module()
+    source.register_buffer("a_weight", torch.ones(8, 4, dtype=torch.int8))
+    graph.register_buffer("a_weight_wide", torch.ones(8, 4, dtype=dtype))
+    fast = SimpleNamespace(plan=SimpleNamespace(lowered=SimpleNamespace(module=graph)))
+    assert grown_constants(source, fast) == found

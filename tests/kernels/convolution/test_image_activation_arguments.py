@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,8 +41,8 @@ def test_it_reads_and_writes_nothing_else(isa: str, channels: tuple[int, ...], l
             ("mul(0)|act(silu)", [torch.rand(size[0], total, *(1,) * (len(size) - 1))]),
             ("add(0,0.5)", [torch.rand(size[0], total, *size[1:])]),
         ):
-            params = (scale, zero) if stored else (None, None)
-            args, options = Case(parts, *params, text, extras).arguments()
+            case = Case(parts, scale, zero) if stored else Case(parts, None, None)
+            args, options = replace(case, text=text, extras=extras).arguments()
             assert_same_with_guards(image_activation_quantized, args, options)
 
 

@@ -183,7 +183,7 @@ def joined(g: Norms, **changes: Any) -> Node:
         dtype = changes.get(name, torch.uint8)
         q = g.b.arg(name, dtype, "n", channels, "h", "w")
         spec = spec_of(None, changes.get("block"), None, None, dtype=dtype)
-        params = g.params(q, spec)
+        params: tuple[Node, Node | None] = g.params(q, spec)
         if changes.get("runtime") == name:
             params = (g.b.arg("scale", torch.float32, 1, 1, 1, 1), params[1])
         if changes.get("no_zero", "") in {name, "both"}:

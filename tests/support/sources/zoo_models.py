@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -48,3 +49,41 @@ def _compiled(name: str, recipe: str, layers: int, dtype: torch.dtype) -> tuple[
 def kernels_of(report: qfuse.Report, op: str) -> Counter[str]:
     """How often each kernel was taken for an op."""
     return Counter(e.kernel for e in (*report.fused, *report.expanded) if e.place.op == op)
+
+
+def grown_constants(source: torch.nn.Module, fast: Any) -> list[str]:
+    """Return the constants that take more memory than the source's tensors that they are made of.
+
+    A constant has the names of these in its own. A packed one may have less than a tile of padding for each.
+    The others may replace source tensors that are gone, or are numbers of the source's code.
+    """
+    held = dict(_bytes([*source.named_parameters(), *source.named_buffers()]))
+    constants = [
+        (name.replace(".", "_"), value)
+        for name, value in fast.plan.lowered.module.named_buffers()
+        if value.layout is torch.strided
+    ]
+    grown, used, rest = [], set(), 0
+    for name, value in constants:
+        parts = [part for part in held if part in name]
+        parts = [p for p in parts if not any(p != other and p in other for other in parts)]
+        used.update(parts)
+        takes = value.untyped_storage().nbytes()
+        tile = takes // len(value) if name.endswith("_packed") else 0
+        if parts and takes >= sum(held[part] for part in parts) + max(tile * len(parts), 1):
+            grown.append(name)
+        # One number of up to 8 bytes.
+        rest += takes if not parts and value.numel() > 1 else 0
+    if rest > sum(size for name, size in held.items() if name not in used):
+        grown.append("those without a name of the source")
+    return grown
+
+
+def _bytes(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, int]]:
+    """Yield the size of each tensor; of a tensor subclass those of the tensors that it holds."""
+    for name, value in tensors:
+        if hasattr(value, "__tensor_flatten__"):
+            inner, _ = value.__tensor_flatten__()
+            yield from _bytes((f"{name}_{part}", getattr(value, part)) for part in inner)
+        else:
+            yield name.replace(".", "_"), value.nbytes
