@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import secrets
 import zlib
@@ -72,6 +73,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(patch.undo)
     machine.limit(patch)
     _export_api.shorten(patch)
+    # pytest listens to each logger that does not propagate, and torch formats a stack for every
+    # symbol that it traces once somebody listens to this one.
+    patch.setattr(logging.getLogger("torch.__trace"), "propagate", True)
 
 
 def pytest_report_header() -> str:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.backends.conftest import Pair
-from tests.support.logs import logged
 
 from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
 from qfuse.backends.cache import Built, PackageCache
@@ -81,12 +80,14 @@ def run_again(pair: Pair, entry: Path, **options: Any) -> None:
     torch.testing.assert_close(fast(x, ids), pair.plain(x, ids))
 
 
-def test_a_hit_compiles_nothing(projection: Pair, entry: Path, compiler: Compiler) -> None:
-    with logged(logging.INFO) as records:
-        run_again(projection, entry)
+def test_a_hit_compiles_nothing(
+    projection: Pair, entry: Path, compiler: Compiler, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "qfuse")
+    run_again(projection, entry)
 
     assert compiler.calls == 0
-    assert not records
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

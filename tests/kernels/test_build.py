@@ -15,7 +15,6 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
-from tests.support.logs import logged
 
 import qfuse
 from qfuse.ir.errors import OptionsError
@@ -131,21 +130,21 @@ def describe_another(library: Path) -> None:
     "spoil", [spoil_bytes, spoil_description, lose_description, describe_another]
 )
 def test_a_corrupt_or_foreign_library_is_rebuilt(
-    compiler: KernelCompiler, sources: Path, spoil: object
+    compiler: KernelCompiler, sources: Path, spoil: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert callable(spoil)
     first, _ = build(compiler, sources=sources)
     good = first.read_bytes()
     spoil(first)
 
-    with logged(logging.WARNING) as records:
+    with caplog.at_level(logging.WARNING, logger="qfuse"):
         second, compiled = build(compiler, sources=sources)
 
     assert compiled
     assert first == second
     assert second.read_bytes() == good
-    assert len(records) == 1
-    assert "is rebuilt" in records[0].getMessage()
+    assert len(caplog.records) == 1
+    assert "is rebuilt" in caplog.text
 
 
 def test_what_the_compiler_said_is_reported(compiler: KernelCompiler, sources: Path) -> None:
@@ -251,16 +250,17 @@ class TestPrebuilt:
         compiler: KernelCompiler,
         sources: Path,
         prebuilt: Path,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         (library,) = prebuilt.rglob("*.so")
         spoil_bytes(library)
 
-        with logged(logging.WARNING) as records:
+        with caplog.at_level(logging.WARNING, logger="qfuse"):
             found, compiled = build(compiler, sources=sources, prebuilt=prebuilt)
 
         assert compiled
         assert found.is_relative_to(kernel_cache())
-        assert ["is rebuilt" in record.getMessage() for record in records] == [True]
+        assert "is rebuilt" in caplog.text
 
     def test_a_folder_that_cannot_be_written_to(
         self, compiler: KernelCompiler, sources: Path, tmp_path: Path
