@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.cases.convolution_kernel import Convolution, convolution, depthwise, window
+from tests.support.cases.convolution_kernel import (
+    Convolution,
+    convolution,
+    depthwise,
+    output_of,
+    quantized,
+    window,
+)
 from tests.support.cases.linear_kernel import STORED, codes
 
 pytestmark = pytest.mark.numeric
@@ -17,26 +24,6 @@ pytestmark = pytest.mark.numeric
 # Blocks of 64, 32 and 16 columns, and of fewer; all of them in 127.
 FEATURES = (9, 16, 24, 32, 48, 64, 96, 112, 127, 192)
 SHAPE = (2, 5, 4, 3)
-
-
-def output_of(
-    dtype: torch.dtype, low: int = 0, high: int = 255, zero: int = 0, scale: float = 0.037
-) -> dict[str, Any]:
-    """A result in steps of ``scale``; the range counts from the least value of ``dtype``."""
-    least = torch.iinfo(dtype).min
-    return {
-        "out_scale": torch.tensor([scale]),
-        "out_zero_point": torch.tensor([zero + least]),
-        "quant_min": low + least,
-        "quant_max": high + least,
-        "out_dtype": dtype,
-    }
-
-
-def quantized(y: torch.Tensor, output: dict[str, Any]) -> torch.Tensor:
-    """What the op promises, in torch; what is not a number becomes 0."""
-    y = (y * output["out_scale"].reciprocal()).round() + output["out_zero_point"].float()
-    return y.clamp(output["quant_min"], output["quant_max"]).nan_to_num(0.0).to(output["out_dtype"])
 
 
 def check(case: Convolution, output: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases.convolution_kernel import output_of
 from tests.support.cases.linear_kernel import STORED, codes
 from tests.support.graphs.image_activation import (
     CHANNELS,
@@ -21,7 +22,6 @@ from tests.support.graphs.image_activation import (
     last,
     norm,
     normed,
-    output_of,
 )
 
 from qfuse.kernels import image_activation_quantized

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.cases.convolution_kernel import output_of
 from tests.support.cases.fake_kernels import OPCHECKS
 from tests.support.graphs.image_activation import (
     LAYOUTS,
@@ -17,7 +18,6 @@ from tests.support.graphs.image_activation import (
     images,
     norm,
     normed,
-    output_of,
 )
 from tests.support.guard_pages import assert_same_with_guards
 

@@ -249,3 +249,25 @@ def depthwise(shape: tuple[int, ...], w: Window, *, multiple: int = 1, **kind: A
     channels = shape[-1 - len(w.kernel)]
     case = convolution(shape, channels * multiple, replace(w, groups=channels), **kind)
     return replace(case, depthwise=True)
+
+
+def output_of(
+    dtype: torch.dtype, low: int = 0, high: int = 255, zero: int = 0, scale: float = 0.037
+) -> dict[str, Any]:
+    """A result in steps of ``scale``; the range counts from the least value of ``dtype``."""
+    least = torch.iinfo(dtype).min
+    return {
+        "out_scale": torch.tensor([scale]),
+        "out_zero_point": torch.tensor([zero + least]),
+        "quant_min": low + least,
+        "quant_max": high + least,
+        "out_dtype": dtype,
+    }
+
+
+def quantized(y: torch.Tensor, o: dict[str, Any]) -> torch.Tensor:
+    """What the op promises, in torch; what is not a number becomes 0."""
+    scale, zero = o["out_scale"], o["out_zero_point"].float()
+    y = y * scale.reciprocal().float() if o.get("reciprocal", True) else y / scale.float()
+    y = (y + zero).round() if o.get("zero_point_first", False) else y.round() + zero
+    return y.clamp(o["quant_min"], o["quant_max"]).nan_to_num(0.0).to(o["out_dtype"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.support.cases.convolution_kernel import output_of, quantized
 from tests.support.cases.linear_kernel import codes
 
 from qfuse.kernels import image_activation_quantized
@@ -52,31 +53,9 @@ LAYOUTS: dict[str, Callable[[list[torch.Tensor]], list[torch.Tensor]]] = {
 }
 
 
-def output_of(
-    dtype: torch.dtype, low: int = 0, high: int = 255, zero: int = 0, scale: float = 0.037
-) -> dict[str, Any]:
-    """A result in steps of ``scale``; the range counts from the least value of ``dtype``."""
-    least = torch.iinfo(dtype).min
-    return {
-        "out_scale": torch.tensor([scale]),
-        "out_zero_point": torch.tensor([zero + least]),
-        "quant_min": low + least,
-        "quant_max": high + least,
-        "out_dtype": dtype,
-    }
-
-
 def per_channel(values: torch.Tensor, dims: int) -> torch.Tensor:
     """Values that broadcast to the channels of an image."""
     return values if values.numel() == 1 else values.reshape(-1, *(1,) * (dims - 2))
-
-
-def quantized(y: torch.Tensor, o: dict[str, Any]) -> torch.Tensor:
-    """What the op promises, in torch; what is not a number becomes 0."""
-    scale, zero = o["out_scale"], o["out_zero_point"].float()
-    y = y * scale.reciprocal().float() if o.get("reciprocal", True) else y / scale.float()
-    y = (y + zero).round() if o.get("zero_point_first", False) else y.round() + zero
-    return y.clamp(o["quant_min"], o["quant_max"]).nan_to_num(0.0).to(o["out_dtype"])
 
 
 @dataclass(frozen=True)
