@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +16,7 @@ from qfuse.capture._export_api import (
     build_module,
     decompose,
     export,
+    flatten,
     higher_order_name,
     keyword_names,
     orig_arg_names,
@@ -129,6 +130,7 @@ def _trace(
     check_preparation(model)
     check_modules(model)
     new_args, new_kwargs, parameters = read_call(model, args, kwargs)
+    _check_meta(model, flatten((new_args, new_kwargs))[0])
     for name, value in parameters.name(new_args, new_kwargs):
         text = note_cache(name, value)
         if text is not None:
@@ -199,11 +201,16 @@ def _check_model(model: object) -> None:
             "the model was compiled with torch.compile already",
             fix="pass the module that was compiled",
         )
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    empty = next((name for name, value in tensors if value.is_meta), None)
-    if empty is not None:
+
+
+def _check_meta(model: torch.nn.Module, inputs: Iterable[object]) -> None:
+    """Refuse a model of which some tensors are on the meta device."""
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    empty = next((name for name, value in named.items() if value.is_meta), None)
+    given = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if empty is not None and not all(value.is_meta for value in (*named.values(), *given)):
         raise CaptureError(
-            f"{empty} is on the meta device, so it has no values",
+            f"{empty} is on the meta device, so it has no values, and other tensors have some",
             fix='load the weights first: model.to_empty(device="cpu"), then load_state_dict',
         )
 
