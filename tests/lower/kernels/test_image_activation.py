@@ -75,7 +75,7 @@ class Case:
             spec = spec_of(self.x, *self.block, **(self.source or {}))
             operands = [x, *params(b, spec, self.shape, f"x{count}"), str(spec)]
         extras = [
-            b.const(f"extra{count}_{i}", torch.randn(s, dtype=self.extra_dtype))  # type: ignore[arg-type]
+            b.const(f"extra{count}_{i}", torch.randn(s).to(self.extra_dtype))  # type: ignore[arg-type]
             if all(isinstance(size, int) for size in s)
             else b.arg(f"extra{count}_{i}", self.extra_dtype, *s)
             for i, s in enumerate(self.extras)
@@ -180,6 +180,11 @@ REFUSED = {
     "bfloat16": (
         Case(x=BF16, result={"float_dtype": F32}, epilogue=NORM),
         "its input is bfloat16",
+    ),
+    "integers beside floats": (Case(extra_dtype=torch.int8), "an operand is int8"),
+    "a wide operand": (
+        Case(extra_dtype=torch.float64, epilogue=f"{NORM}|cast(float32)"),
+        "an operand is float64",
     ),
     "an operand without axes": (Case(extras=((), ())), "an operand has no axis"),
     "halves": (

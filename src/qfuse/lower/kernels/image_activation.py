@@ -10,10 +10,11 @@ import torch
 from qfuse.cost import WorkRange, without_calls
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import ComputeKind, Work
-from qfuse.ir.dtypes import BYTES, bit_width
+from qfuse.ir.dtypes import BYTES, FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.memory_formats import has_fastest_channels
 from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.epilogue import Add, Mul, Prelu
 from qfuse.ir.ops.value_range import fits_int32
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
 from qfuse.ir.quant.block import covers, is_whole
@@ -46,7 +47,9 @@ class ImageActivationQuantized(RowwiseKernel):
         """Accept float32 and 8-bit images that are quantized with known parameters."""
         op = problem.op
         assert isinstance(op, Activation), "it covers no other op"
-        refusal = _check_layout(op) or _check_source(op) or _check_output(problem)
+        refusal = (
+            _check_layout(op) or _check_source(op) or _check_operands(op) or _check_output(problem)
+        )
         if refusal is not None:
             return refusal
         steps = KernelEpilogue.of_activation(op)
@@ -54,9 +57,6 @@ class ImageActivationQuantized(RowwiseKernel):
             return steps
         if steps.halved:
             return Refusal("it multiplies halves of an image")
-        for extra in steps.extras:
-            if not shape_of(extra):
-                return Refusal("an operand has no axis")
         loops = [without_calls(_work(problem, _LOOP_FLOPS))]
         return Claim(0, True, [_work(problem, _KERNEL_FLOPS)], loops=loops)
 
@@ -134,6 +134,23 @@ def _check_source(op: Activation) -> Refusal | None:
     if is_whole(block, shape) or (all(others) and block[CHANNELS] == 1):
         return None
     return Refusal(f"its input is scaled in blocks of {params.spec.block_text()}")
+
+
+def _check_operands(op: Activation) -> Refusal | None:
+    """Refuse operands that are neither floats nor quantized to 8 bits, and those without axes.
+
+    A 0-d tensor does not take part in type promotion, which the kernel does not know.
+    """
+    for step in op.epilogue.ops:
+        if not isinstance(step, (Add, Mul, Prelu)):
+            continue
+        extra = op.extras[step.index]
+        is_stored = not isinstance(step, Prelu) and step.stored is not None
+        if dtype_of(extra) not in (BYTES if is_stored else FLOATS):
+            return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
+        if not shape_of(extra):
+            return Refusal("an operand has no axis")
+    return None
 
 
 def _check_output(problem: RowwiseProblem) -> Refusal | None:
