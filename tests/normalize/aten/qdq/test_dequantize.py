@@ -148,6 +148,13 @@ def test_refuses_what_is_no_scale_by_its_shape(shape: tuple[int, ...]) -> None:
     assert refusal(program, DequantizeChain()) == (MissCode.SHAPE, "s")
 
 
+def test_refuses_values_without_axes() -> None:
+    b = GraphBuilder()
+    y = b.call(aten.mul.Tensor, cast(b, b.arg("q", torch.int8)), 0.05)
+
+    assert refusal(finish(b, y), DequantizeChain()) == (MissCode.SHAPE, "mul_tensor")
+
+
 def test_refuses_one_scale_per_element_of_a_zero_point() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "m", 8)

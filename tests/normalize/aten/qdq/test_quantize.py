@@ -240,6 +240,13 @@ def test_refuses_a_scale_that_broadcasts_the_tensor() -> None:
     assert refusal(program, QuantizeChain()) == (MissCode.SHAPE, "div_tensor")
 
 
+def test_refuses_a_tensor_without_axes() -> None:
+    b = GraphBuilder()
+    program = finish(b, codes_of(b, b.call(aten.div.Tensor, b.arg("x", torch.float32), 0.05)))
+
+    assert refusal(program, QuantizeChain()) == (MissCode.SHAPE, "div_tensor")
+
+
 def test_refuses_a_scaled_shift() -> None:
     b = GraphBuilder()
     y = b.call(aten.div.Tensor, b.arg("x", torch.float32, 3, K), 0.05)

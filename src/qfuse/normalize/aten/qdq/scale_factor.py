@@ -74,6 +74,8 @@ def scale_factor(
         shape: Shape of the quantized values.
         compute: Dtype in which a number enters the arithmetic.
     """
+    if not shape:
+        return Miss(MissCode.SHAPE, at, "a tensor without axes has no blocks with a scale")
     if isinstance(by, (int, float)) and not isinstance(by, bool):
         number = torch.full((1,) * len(shape), float(by), dtype=compute)
         return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
