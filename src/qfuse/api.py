@@ -45,10 +45,9 @@ class CompiledModel(CompiledModule):
         self.report = report
 
     def __repr__(self) -> str:
-        fused, expanded, left = map(
-            len, (self.report.fused, self.report.expanded, self.report.left)
-        )
-        call = ", ".join(map(str, self.signature.parameters))
+        report = self.report
+        fused, expanded, left = map(len, (report.fused, report.expanded, report.left))
+        call = ", ".join(self.signature.parameters)
         ops = f"{fused} quantized ops on kernels, {expanded} expanded"
         name = type(self).__name__
         return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"

@@ -101,10 +101,12 @@ class Options:
 
 def _backend(value: object) -> Any:
     """Return a built-in backend, or what names or is one of another package."""
-    known = (*BuiltinBackend, *extension_names(Group.BACKENDS))
     if isinstance(value, str):
+        if value in set(BuiltinBackend):
+            return BuiltinBackend(value)
+        known = (*BuiltinBackend, *extension_names(Group.BACKENDS))
         if value in known:
-            return BuiltinBackend(value) if value in set(BuiltinBackend) else value
+            return value
         names = ", ".join(repr(str(name)) for name in known)
         raise OptionsError(f"backend={value!r} is not one of {names}")
     if isinstance(value, (tuple, list)) and value:

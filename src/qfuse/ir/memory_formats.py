@@ -8,6 +8,9 @@ import torch
 
 from qfuse.ir.sizes import is_row_major, same_size
 
+CHANNELS = 1
+"""The axis of the channels of images ``[N, C, *S]``."""
+
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 

@@ -21,7 +21,7 @@ from qfuse.ir.sizes import same_shape
 from qfuse.kernels.op import KernelOp
 
 
-def joined_images(
+def joined_result(
     images: Sequence[torch.Tensor], dtypes: Collection[torch.dtype], dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the (fake) result of an op that joins images along their channels; channels-last.
@@ -57,7 +57,7 @@ def _names(dtypes: Collection[torch.dtype]) -> str:
 
 
 def _result(a: Any) -> torch.Tensor:
-    return joined_images([a.first, *(a.others or ())], BYTES, a.first.dtype)
+    return joined_result([a.first, *(a.others or ())], BYTES, a.first.dtype)
 
 
 cat_channels: KernelOp[torch.Tensor] = KernelOp("cat_channels", _result)

@@ -37,14 +37,14 @@ import torch
 
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.errors import InputError
-from qfuse.kernels.cat_ops import joined_images
+from qfuse.kernels.cat_ops import joined_result
 from qfuse.kernels.op import KernelOp
 
 
 def _result(a: Any) -> torch.Tensor:
     if a.out_dtype not in BYTES:
         raise InputError(f"codes must be int8 or uint8, not {a.out_dtype}")
-    return joined_images([a.first, *(a.others or ())], (*BYTES, torch.float32), a.out_dtype)
+    return joined_result([a.first, *(a.others or ())], (*BYTES, torch.float32), a.out_dtype)
 
 
 image_activation_quantized: KernelOp[torch.Tensor] = KernelOp(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.fx.node import Argument
@@ -15,7 +14,8 @@ from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value, is_constant_expression
 from qfuse.ir.ops.qdq import as_dequantize
-from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.ops.views import dtype_of
+from qfuse.rewrite.node_mover import NodeMover
 from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
 
 _FACTORS = (aten.mul.Tensor, aten.div.Tensor)
@@ -38,30 +38,6 @@ def reapply_movements(rw: Rewriter, movements: Sequence[Movement], value: Node) 
     for movement in reversed(movements):
         value = movement.apply(mover, value)
     return value
-
-
-class NodeMover:
-    """Applies ops to nodes of a graph.
-
-    Args:
-        rw: Adds the nodes.
-    """
-
-    def __init__(self, rw: Rewriter) -> None:
-        self._rw = rw
-
-    def call(self, op: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply an op."""
-        return self._rw.call(op, value, *args, **kwargs)
-
-    def sizes(self, node: Node) -> list[Any]:
-        """Return the sizes of a node's value: numbers, or nodes where they are dynamic."""
-        return self._rw.sizes(node, len(shape_of(node)))
-
-    def at_run_time(self, value: Any) -> Node:
-        """Return the node of a value."""
-        assert isinstance(value, Node), "values are nodes"
-        return value
 
 
 def scaled_by_constant(node: Node) -> tuple[Node, Argument, torch.Tensor] | None:
@@ -115,23 +91,27 @@ def is_quantized_activation(operand: Node, *, factors: bool = True) -> bool:
         operand: An operand of a product.
         factors: Look through constant factors too, which can scale the product instead.
     """
-    for _ in range(_STEPS):
-        _, operand = moved_operand(operand)
-        scaled = scaled_by_constant(operand) if factors else None
-        if scaled is None:
-            break
-        operand = scaled[0]
-    found = as_dequantize(operand)
-    return found is not None and not is_constant_expression(found.q)
+    node = _unscaled(operand) if factors else moved_operand(operand)[1]
+    return _is_dequantized_activation(node)
 
 
 def is_scaled_activation(operand: Node) -> bool:
     """Whether an operand is a quantized activation, or one that is scaled at run time."""
-    node = operand
+    node = _unscaled(operand)
+    return scaled_at_run_time(node) is not None or _is_dequantized_activation(node)
+
+
+def _unscaled(operand: Node) -> Node:
+    """Return what movements and constant factors are applied to."""
     for _ in range(_STEPS):
-        _, node = moved_operand(node)
-        scaled = scaled_by_constant(node)
-        if scaled_at_run_time(node) is not None or scaled is None:
+        _, operand = moved_operand(operand)
+        scaled = scaled_by_constant(operand)
+        if scaled is None:
             break
-        node = scaled[0]
-    return scaled_at_run_time(node) is not None or is_quantized_activation(operand)
+        operand = scaled[0]
+    return operand
+
+
+def _is_dequantized_activation(node: Node) -> bool:
+    found = as_dequantize(node)
+    return found is not None and not is_constant_expression(found.q)

@@ -19,9 +19,6 @@ BATCH_NORMS: tuple[OpOverload, ...] = (
 )
 """The ops of inference."""
 
-CHANNELS = 1
-"""The axis that a batch norm has its statistics for."""
-
 
 def computes_statistics(node: Node) -> bool:
     """Whether a norm computes the statistics of its input."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops.batch_norm import (
     BATCH_NORMS,
-    CHANNELS,
     computes_statistics,
     constant_norm,
     only_result,

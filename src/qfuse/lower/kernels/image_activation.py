@@ -12,18 +12,17 @@ from qfuse.cost.sizes import at_points
 from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.dtypes import BYTES, FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.memory_formats import has_fastest_channels
+from qfuse.ir.memory_formats import CHANNELS, has_fastest_channels
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.epilogue import Add, Mul, Prelu
-from qfuse.ir.ops.value_range import fits_int32
-from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
+from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
 from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
 from qfuse.lower.operands.checks import check_qparams, output_args, typed
-from qfuse.lower.operands.images import CHANNELS, channels_last_parts
-from qfuse.lower.operands.rowwise import RowwiseKernel
+from qfuse.lower.operands.images import channels_last_parts
+from qfuse.lower.operands.rowwise import RowwiseKernel, check_given
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.epilogue_text import KernelEpilogue
 from qfuse.lower.problems.rowwise import RowwiseProblem
@@ -163,16 +162,6 @@ def _check_output(problem: RowwiseProblem) -> Refusal | None:
     if spec.dtype not in BYTES or spec.float_dtype is not torch.float32:
         names = dtype_name(spec.float_dtype), dtype_name(spec.dtype)
         return Refusal("it is quantized from {} to {}".format(*names))
-    refusal = check_qparams(params, "output", (torch.float32,))
-    return refusal or _check_given(params, problem)
-
-
-def _check_given(params: QuantParams, problem: RowwiseProblem) -> Refusal | None:
-    """Refuse several scales, and parameters of run time."""
-    if not is_whole(params.spec.block, problem.shape):
-        return Refusal(f"its result is scaled in blocks of {params.spec.block_text()}")
     if constant_of(params.scale) is None:
         return Refusal("its scale is computed at run time")
-    if params.zero_point is not None and not fits_int32(params.zero_point):
-        return Refusal("its zero point may not fit 32 bits")
-    return None
+    return check_qparams(params, "output", (torch.float32,)) or check_given(problem)

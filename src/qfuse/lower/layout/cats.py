@@ -8,9 +8,10 @@ import torch
 
 from qfuse.ir.events import Lowered
 from qfuse.ir.graph.stage_graph import place_of
+from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.lower.operands.images import CHANNELS, channels_last_parts
+from qfuse.lower.operands.images import channels_last_parts
 from qfuse.lower.operands.own_kernel import OwnKernel
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter

@@ -7,12 +7,9 @@ import torch
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import CLAIM_META
-from qfuse.ir.memory_formats import channels_last_of, format_of, has_fastest_channels
+from qfuse.ir.memory_formats import CHANNELS, channels_last_of, format_of, has_fastest_channels
 from qfuse.ir.ops.views import tensor_of
 from qfuse.rewrite.prelude import Node, aten
-
-CHANNELS = 1
-"""The axis of the channels."""
 
 
 def channels_last_parts(node: Node) -> tuple[Node, ...] | None:

@@ -148,10 +148,11 @@ def check_output(problem: RowwiseProblem) -> Refusal | None:
             return Refusal(
                 f"it is quantized from {dtype_name(spec.float_dtype)} in {dtype_name(dtype)}"
             )
-    return _check_given(problem) if problem.output.choose is None else _check_chosen(problem)
+    return check_given(problem) if problem.output.choose is None else _check_chosen(problem)
 
 
-def _check_given(problem: RowwiseProblem) -> Refusal | None:
+def check_given(problem: RowwiseProblem) -> Refusal | None:
+    """Refuse static parameters of blocks, and of dtypes that kernels do not read."""
     params = problem.output.params
     assert params is not None, "a quantized output has static or dynamic parameters"
     if not is_whole(params.spec.block, problem.shape):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qfuse.ir.ops.batch_norm import BATCH_NORMS, CHANNELS
+from qfuse.ir.memory_formats import CHANNELS
+from qfuse.ir.ops.batch_norm import BATCH_NORMS
 from qfuse.optimize.fold.affine import AffineSite, affine_site, fold, foldable
 from qfuse.optimize.match.batch_norm import factor_and_shift, normalized, refuse_training
 from qfuse.rewrite.prelude import (

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.ops.batch_norm import BATCH_NORMS, CHANNELS
+from qfuse.ir.memory_formats import CHANNELS
+from qfuse.ir.ops.batch_norm import BATCH_NORMS
 from qfuse.ir.ops.epilogue import Add, Mul
 from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.product import FusedProduct, kind_of

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops.epilogue import Prelu
 from qfuse.ir.ops.product import FusedProduct
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
@@ -23,8 +24,6 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
-
-_CHANNELS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,6 @@ class FusePrelu(Rule[PreluSite]):
 def _broadcast(shape: tuple[Size, ...], rank: int) -> tuple[Size, ...]:
     """Return the shape in which torch broadcasts slopes along axis 1, or a single one."""
     size = shape[0] if shape else 1
-    if rank <= _CHANNELS or size == 1:
+    if rank <= CHANNELS or size == 1:
         return (1,)
-    return (size, *(1,) * (rank - _CHANNELS - 1))
+    return (size, *(1,) * (rank - CHANNELS - 1))

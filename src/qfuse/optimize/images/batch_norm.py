@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.graph.schema import is_call
+from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import Activation, as_activation
-from qfuse.ir.ops.batch_norm import BATCH_NORMS, CHANNELS
+from qfuse.ir.ops.batch_norm import BATCH_NORMS
 from qfuse.ir.ops.epilogue import Add, Epilogue, Mul
 from qfuse.ir.ops.output import Output
 from qfuse.ir.ops.qdq import as_quantize

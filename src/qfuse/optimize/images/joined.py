@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from qfuse.ir.ops.batch_norm import CHANNELS
+from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of

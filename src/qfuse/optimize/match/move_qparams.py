@@ -24,7 +24,7 @@ from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_shape, same_size
-from qfuse.patterns.quantized_operand import NodeMover
+from qfuse.rewrite.node_mover import NodeMover
 from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, aten
 
 _REPEATING = (

@@ -21,6 +21,7 @@ from torch.fx import Node
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.linear import as_fused_linear
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
 from qfuse.normalize import normalize
@@ -133,6 +134,27 @@ def test_a_number() -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_a_number_is_a_double_whatever_the_default_dtype_is(default: torch.dtype) -> None:
+    program = Weight(dtype=torch.float64).plus(0.1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        changed = apply_rules(program, [FloatOffset()]).modified
+    finally:
+        torch.set_default_dtype(before)
+
+    assert changed
+    (node,) = [n for n in program.graph.nodes if n.target is ops.dequantize]
+    scale, offset = (constant_value(node.args[i]) for i in (1, 2))
+    assert scale is not None and offset is not None
+    assert offset.dtype is torch.float64
+    spec = QuantSpec.parse(str(node.args[3]))
+    middle = (spec.quant_min + spec.quant_max + 1) / 2
+    assert offset.tolist() == (middle * scale.double() + 0.1).tolist()
+
+
+@pytest.mark.numeric
 def test_a_linear_reads_the_stored_weight() -> None:
     done = optimize(normalize(Weight("group").plus(torch.randn(N, 1))))
 
@@ -153,6 +175,15 @@ def test_refuses_what_is_not_finite(odd: float) -> None:
     z = torch.randn(N, 1)
     z[0] = odd
     assert refusal(Weight().plus(z), FloatOffset())[0] is MissCode.RANGE
+
+
+@pytest.mark.parametrize("odd", [math.inf, math.nan])
+def test_refuses_scales_that_are_not_finite(odd: float) -> None:
+    case = Weight()
+    scale = constant_value(case.real.args[1])
+    assert scale is not None
+    scale[0] = odd
+    assert refusal(case.plus(torch.randn(N, 1)), FloatOffset())[0] is MissCode.RANGE
 
 
 def test_refuses_a_product_that_is_less_exact_than_the_sum() -> None:

@@ -11,11 +11,11 @@ from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
 from qfuse.ir.ops.views import shape_of
 from qfuse.ir.sizes import broadcast_shape, same_shape, same_size
 from qfuse.patterns.quantized_operand import (
-    NodeMover,
     is_scaled_activation,
     moved_operand,
     reapply_movements,
 )
+from qfuse.rewrite.node_mover import NodeMover
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,

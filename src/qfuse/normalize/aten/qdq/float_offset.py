@@ -15,9 +15,9 @@ from qfuse.ir.ops.constants import constant_params, constant_value, is_constant_
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.element import Element
-from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain
+from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 from qfuse.ir.sizes import same_shape
-from qfuse.normalize.aten.qdq.float_zero_point import range_of_values
+from qfuse.normalize.aten.qdq.float_zero_point import offset_of, offset_spec
 from qfuse.normalize.match.broadcast import padded
 from qfuse.normalize.match.constants import derived, evaluated
 from qfuse.rewrite.prelude import (
@@ -74,8 +74,8 @@ class FloatOffset(Rule[OffsetWeight]):
 
     Rounding: ``(q - middle) * s`` is added to the offset instead of ``q * s`` to ``z``.
 
-    Refuses: values, scales or summands that are computed at run time; a summand that is infinite or
-    NaN, or has one value per element; scales in two levels.
+    Refuses: values, scales or summands that are computed at run time; a summand or scale that is
+    infinite or NaN; a summand that has one value per element; scales in two levels.
     """
 
     name = "float-offset"
@@ -97,8 +97,8 @@ class FloatOffset(Rule[OffsetWeight]):
         values = evaluated(dequantize.q) if values is None else values
         if params is None or values is None or not _have_values(values, params[0]):
             return Miss(MissCode.NO_VALUES, node, "its values are not known", progress=0)
-        if not bool(offset.isfinite().all()):
-            text = "what is added to the weight is infinite or NaN"
+        if not bool(offset.isfinite().all() & params[0].isfinite().all()):
+            text = "what is added to the weight, or its scale, is infinite or NaN"
             return Miss(MissCode.RANGE, node, text, progress=2)
         spec = dequantize.params.spec
         offset = offset.reshape(padded(tuple(offset.shape), len(spec.block)))
@@ -113,17 +113,10 @@ class FloatOffset(Rule[OffsetWeight]):
     def rewrite(self, site: OffsetWeight, rw: Rewriter) -> None:
         """Add the constants and the dequantize."""
         q, old = site.dequantize.q, site.dequantize.params.spec
-        low, high = range_of_values(site.values)
-        middle = (low + high + 1) / 2
-        compute = old.arithmetic.compute
-        scale, offset = site.scale, site.offset
-        moved = (middle - site.zero.double()) * scale.double() + offset.double()
-        spec = QuantSpec(
-            old.dtype, low, high, site.block, old.float_dtype, Arithmetic(compute),
-            ZeroPointDomain.FLOAT_OFFSET,
-        )  # fmt: skip
-        wide = scale.expand(moved.shape).contiguous()
-        made = derived(rw, q, wide, "scale"), derived(rw, q, moved.to(compute), "offset")
+        spec = offset_spec(site.values, site.block, old.float_dtype, old.arithmetic.compute)
+        offset = offset_of(spec, site.scale, site.zero, site.offset.double())
+        wide = site.scale.expand(offset.shape).contiguous()
+        made = derived(rw, q, wide, "scale"), derived(rw, q, offset, "offset")
         rw.replace(site.node, rw.call(ops.dequantize, q, *made, str(spec)))
 
 
@@ -165,7 +158,7 @@ def _summands(node: Node) -> tuple[Dequantize, torch.Tensor] | None:
 
 def _number(value: object) -> torch.Tensor | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return torch.tensor(float(value))
+        return torch.tensor(float(value), dtype=torch.float64)
     known = constant_value(value)
     usable = known is not None and has_values(known) and known.is_floating_point()
     return known if usable else None

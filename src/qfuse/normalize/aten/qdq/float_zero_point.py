@@ -10,7 +10,7 @@ from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
-from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain, dtype_range
+from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain, dtype_range
 from qfuse.normalize.aten.qdq.expanded_scale import ExpandedScale, are_whole, read_expanded
 from qfuse.normalize.aten.qdq.scale_factor import scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
@@ -127,25 +127,44 @@ class FloatZero(PatternRule):
         found, real = site[FOUND], dtype_of(site.node)
         weight, zero = found.weight, found.weight.zero
         assert zero is not None, "the match has read the zero points"
-        low, high = range_of_values(weight.values)
         compute = torch.float64 if real is torch.float64 else torch.float32
-        middle = (low + high + 1) / 2
-        offset = ((middle - zero.double()) * weight.scale.double()).to(compute)
-        spec = QuantSpec(
-            weight.values.dtype, low, high, weight.block, real, Arithmetic(compute),
-            ZeroPointDomain.FLOAT_OFFSET,
-        )  # fmt: skip
+        spec = offset_spec(weight.values, weight.block, real, compute)
+        offset = offset_of(spec, weight.scale, zero)
         if found.stored is None:
             q = derived(rw, weight.home, weight.values, "stored")
         else:
             q = found.stored.build(rw)
         scale = derived(rw, weight.home, weight.scale, "scale")
-        moved = derived(rw, weight.home, offset, "offset")
-        y = rw.call(ops.dequantize, q, scale, moved, str(spec))
+        y = rw.call(ops.dequantize, q, scale, derived(rw, weight.home, offset, "offset"), str(spec))
         rw.replace(site.node, weight.in_order(y, rw))
 
 
-def range_of_values(values: torch.Tensor) -> tuple[int, int]:
+def offset_spec(
+    values: torch.Tensor, block: Block, real: torch.dtype, compute: torch.dtype
+) -> QuantSpec:
+    """Return the spec of a weight with an offset per block: ``(q - middle) * scale + offset``."""
+    domain = ZeroPointDomain.FLOAT_OFFSET
+    bounds = _range_of_values(values)
+    return QuantSpec(values.dtype, *bounds, block, real, Arithmetic(compute), domain)
+
+
+def offset_of(
+    spec: QuantSpec, scale: torch.Tensor, zero: torch.Tensor, added: torch.Tensor | float = 0.0
+) -> torch.Tensor:
+    """Return the offset with which a weight is ``(q - zero) * scale + added``.
+
+    Args:
+        spec: What :func:`offset_spec` returned.
+        scale: One number per block, as is ``zero``.
+        zero: The zero point, which may be fractional.
+        added: What broadcasts with both.
+    """
+    middle = (spec.quant_min + spec.quant_max + 1) / 2
+    moved = (middle - zero.double()) * scale.double() + added
+    return moved.to(spec.arithmetic.compute)
+
+
+def _range_of_values(values: torch.Tensor) -> tuple[int, int]:
     """Return the range of 4-bit values, or that of the dtype."""
     least, most = _NIBBLE
     fits = values.numel() and least <= int(values.min()) and int(values.max()) <= most
