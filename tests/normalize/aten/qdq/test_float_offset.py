@@ -147,7 +147,8 @@ def test_a_number_is_a_double_whatever_the_default_dtype_is(default: torch.dtype
     assert changed
     (node,) = [n for n in program.graph.nodes if n.target is ops.dequantize]
     scale, offset = (constant_value(node.args[i]) for i in (1, 2))
-    assert scale is not None and offset is not None
+    assert scale is not None
+    assert offset is not None
     assert offset.dtype is torch.float64
     spec = QuantSpec.parse(str(node.args[3]))
     middle = (spec.quant_min + spec.quant_max + 1) / 2
