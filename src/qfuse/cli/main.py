@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Request:
         float_dtype: ``bfloat16``, or ``None`` for the model's own dtypes.
         report_json: Where to write the report as JSON; ``-`` is standard output.
         show_plan: Whether to print the lowered graph.
+        verbose: Whether to print all tables of the report.
         options: All other options.
     """
 
@@ -62,6 +63,7 @@ class Request:
     float_dtype: str | None
     report_json: str | None
     show_plan: bool
+    verbose: bool
     options: Options
 
 
@@ -134,6 +136,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="dtype of unquantized ops; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        click.option("--verbose", is_flag=True, help="print all tables of the report"),
         options_of(Options),
     )
     # Decorators apply from the last to the first, and help lists options in the order of adding.
@@ -253,6 +256,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
         _FLOATS[given["float_dtype"]],
         given["report_json"],
         given.get("show_plan", False),
+        given["verbose"],
         options,
     )
 
@@ -317,12 +321,13 @@ def quantize_loaded(
 
 
 def _show(report: Report, request: Request) -> None:
+    report = replace(report, facts=replace(report.facts, model=request.model))
     if request.report_json == "-":
         click.echo(report.to_json())
         return
     if request.report_json is not None:
         Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
-    _OUT.print(report)
+    _OUT.print(report.renderable(verbose=request.verbose))
 
 
 def _float_dtype(request: Request) -> torch.dtype | None:

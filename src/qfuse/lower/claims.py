@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qfuse.ir.errors import ExtensionError
-from qfuse.ir.events import EXPAND, HOST, Left, Lowered
+from qfuse.ir.events import EXPAND, HOST, ExpandCause, Left, Lowered
 from qfuse.ir.foreign import call_foreign
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, OptimizedGraph, place_of
@@ -84,7 +84,8 @@ def _offer(node: Node, claimants: Sequence[Claimant], program: OptimizedGraph, s
         return
     kernel = claim or (EXPAND if is_call(node, *_OWN) else HOST)
     what = describe_node(node)
-    program.log.add(Lowered(stage, place_of(node), kernel, what, losers=refusals))
+    cause = ExpandCause.NO_KERNEL if kernel == EXPAND else None
+    program.log.add(Lowered(stage, place_of(node), kernel, what, losers=refusals, cause=cause))
 
 
 def _expand(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import EXPAND, Left, Lowered
+from qfuse.ir.events import EXPAND, ExpandCause, Left, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
 from qfuse.ir.ops import library as ops
@@ -19,6 +19,7 @@ from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.softmax import as_softmax
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
+from qfuse.lower.estimate import log_estimates
 from qfuse.lower.expand.batch_norm import expand_batch_norms
 from qfuse.lower.expand.describe import (
     describe_node,
@@ -100,6 +101,13 @@ class _NotLowered:
             return "its kernel is not permitted"
         return "float is predicted to be as fast" if self.beaten else "no kernel accepts it"
 
+    @property
+    def cause(self) -> ExpandCause:
+        """The reason for the report's numbers."""
+        if self.denied:
+            return ExpandCause.DENIED
+        return ExpandCause.PROFIT if self.beaten else ExpandCause.NO_KERNEL
+
 
 class _Lowering:
     """State of one call of :func:`lower`."""
@@ -114,6 +122,7 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
+        log_estimates(self._context.program, self._context.cost, self._context.stage)
         self._log_unfused()
         # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
@@ -133,7 +142,7 @@ class _Lowering:
                 self._lower_rowwise(op)
             elif as_softmax(node) is not None:
                 why = "no kernel computes a softmax: it is compiled to loops with the ops around it"
-                self._report_expanded(node, describe_node(node), (), why)
+                self._report_expanded(node, describe_node(node), (), why, ExpandCause.LOOPS)
         # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
         # After products, which multiply their sums by the factors of a norm.
@@ -177,7 +186,8 @@ class _Lowering:
     def _lower_product(self, problem: ProductProblem) -> None:
         left = self._lower(problem)
         if left is not None:
-            self._report_expanded(problem.place, describe_problem(problem), left.losers, left.why)
+            what = describe_problem(problem)
+            self._report_expanded(problem.place, what, left.losers, left.why, left.cause)
             self._expand(problem.place)
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
@@ -197,7 +207,7 @@ class _Lowering:
             left = found
         losers = (*left.losers, *self._apart.get(op.node, ()))
         why = "it is compiled to loops with the surrounding ops"
-        self._report_expanded(op.node, describe_rowwise(op), losers, why)
+        self._report_expanded(op.node, describe_rowwise(op), losers, why, ExpandCause.LOOPS)
 
     def _lower(self, problem: Problem) -> _NotLowered | None:
         """Replace ``problem`` by the cheapest kernel, or return why there is none."""
@@ -252,6 +262,8 @@ class _Lowering:
         """
         self._expander.replace(node, self._session)
 
-    def _report_expanded(self, node: Node, what: str, losers: Losers, why: str) -> None:
+    def _report_expanded(
+        self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
+    ) -> None:
         stage, place = self._context.stage, place_of(node)
-        self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why))
+        self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause))
