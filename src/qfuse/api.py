@@ -27,6 +27,7 @@ from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.report import Report
 from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
+from qfuse.report.strict import require_quantized
 from qfuse.targets import Target
 
 # Tracing replaces globals of torch, so one thread of a process compiles at a time.
@@ -72,6 +73,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     float_dtype: torch.dtype | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
+    strict: bool = False,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
 
@@ -91,6 +93,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
             the rounding of the source's own dtypes, so it is opt-in.
         options: A :class:`qfuse.Options`, or a mapping of its fields.
         progress: Called with a short description when a step begins.
+        strict: Whether a quantized op that does not run on a quantized kernel is an error, unless
+            the cost model chose float.
 
     Returns:
         A callable with the model's signature, a ``report`` and a ``plan``.
@@ -100,6 +104,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         NormalizeError: A quantization op is malformed, or cannot run on this machine.
         OptionsError: An option has an invalid value.
         BackendError: The requested backend does not work on this machine.
+        StrictError: ``strict`` is set, and a quantized op runs in float.
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
             one name.
     """
@@ -109,6 +114,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         with _as_captured():
             with session.timed("plan"):
                 plan = session.pipeline().plan(captured, inputs)
+            if strict:
+                require_quantized(session.report(plan, None))
             with session.timed("compile"):
                 runner = plan.compile(
                     str(session.options.backend), session.backend_options(), session.progress
@@ -128,6 +135,7 @@ def explain(  # noqa: PLR0913 - one keyword per option
     float_dtype: torch.dtype | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
+    strict: bool = False,
 ) -> Report:
     """Plan as :func:`compile` does and return the report, without compiling or running the model.
 
@@ -141,7 +149,10 @@ def explain(  # noqa: PLR0913 - one keyword per option
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with _as_captured(), session.timed("plan"):
             plan = session.pipeline().plan(captured, inputs)
-    return session.report(plan, None)
+    report = session.report(plan, None)
+    if strict:
+        require_quantized(report)
+    return report
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Request:
         report_json: Where to write the report as JSON; ``-`` is standard output.
         show_plan: Whether to print the lowered graph.
         verbose: Whether to print all tables of the report.
+        strict: Whether a quantized op that runs in float is an error.
         options: All other options.
     """
 
@@ -64,6 +65,7 @@ class Request:
     report_json: str | None
     show_plan: bool
     verbose: bool
+    strict: bool
     options: Options
 
 
@@ -136,6 +138,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="dtype of unquantized ops; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        click.option("--strict", is_flag=True, help="fail if a quantized op runs in float"),
         click.option("--verbose", is_flag=True, help="print all tables of the report"),
         options_of(Options),
     )
@@ -170,6 +173,7 @@ def compile_command(check: str, **given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
         say("running the compiled model once")
         fast(*args, **kwargs)
@@ -196,6 +200,7 @@ def explain_command(**given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
     _show(report, request)
 
@@ -257,6 +262,7 @@ def _request(given: dict[str, Any], check: str) -> Request:
         given["report_json"],
         given.get("show_plan", False),
         given["verbose"],
+        given["strict"],
         options,
     )
 

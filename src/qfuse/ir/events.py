@@ -189,10 +189,18 @@ class Estimated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Left(Event):
-    """A quantize or dequantize op that was not fused, and why."""
+    """A quantize, dequantize or requantize op that was not fused, and why.
+
+    Attributes:
+        place: The op.
+        reason: Why, as a message for users.
+        needed: Whether quantized ops or the caller of the model need its result, as they need the
+            quantized activations of dynamic quantization.
+    """
 
     place: Place
     reason: str
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

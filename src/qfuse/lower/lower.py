@@ -45,7 +45,7 @@ from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
 from qfuse.lower.select.select import Losers, Offer
-from qfuse.lower.unfused import reason_to_stay
+from qfuse.lower.unfused import is_needed, reason_to_stay
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
@@ -159,7 +159,7 @@ class _Lowering:
         for node in self._graph.nodes:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
-                self._log.add(Left(self._context.stage, place_of(node), reason))
+                self._log.add(Left(self._context.stage, place_of(node), reason, is_needed(node)))
 
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
