@@ -31,7 +31,7 @@ FACTS = Facts(target=TargetFacts("CPU", "x86_64", "AVX512", (), 1))
 
 
 def place(name: str, op: str = "aten.linear") -> Place:
-    return Place(name, op, f"/home/model.py:{len(name)}: y = self.{name}(x)", f"layers.{name}")
+    return Place(name, op, f"/src/model.py:{len(name)}: y = self.{name}(x)", f"layers.{name}")
 
 
 def product(name: str, multiply_adds: int = 100) -> tuple[Event, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
-from qfuse.report.advice import Cause
+from qfuse.report.advice import OF_A_MODULE, Cause, advice_for
 from qfuse.report.misses import closest, explains_input
 from qfuse.report.work import kernels_of
 
@@ -23,6 +23,11 @@ class Causes:
         self._warned = {
             e.place.node: e for e in events if isinstance(e, Noted) and e.warn and e.place
         }
+        self._dequantized = {
+            e.place.source
+            for e in self._left.values()
+            if e.place.op.endswith(".dequantize") and e.place.source and not e.needed
+        }
         self._explained: set[str] = set()
 
     def all(self) -> Iterator[tuple[Cause, Place, float | None]]:
@@ -32,14 +37,14 @@ class Causes:
             if found is not None:
                 yield found
         for left in self._left.values():
-            if left.place.node not in self._explained and not left.needed:
+            if left.place.node not in self._explained and self._is_waste(left):
                 yield self._quantize(left)
         for note in self._warned.values():
             assert note.place is not None, "only notes with a place are kept"
             if note.place.node not in self._explained:
                 yield Cause(None, "import", note.text), note.place, None
         for node, miss in self._misses.items():
-            if node not in self._explained and explains_input(miss):
+            if node not in self._explained and (explains_input(miss) or advice_for(_missed(miss))):
                 yield _missed(miss), miss.anchor, None
 
     def unquantized(self) -> Iterator[tuple[Cause, Place]]:
@@ -61,6 +66,14 @@ class Causes:
             assert note.place is not None, "only notes with a place are kept"
             if note.stage == "normalize":
                 yield Cause(None, "import", note.text), note.place
+
+    def _is_waste(self, left: Left) -> bool:
+        """Whether the op is left and not needed; a quantize goes with its dequantize."""
+        op = left.place.op
+        if op.endswith(".requantize"):
+            return True
+        alone = not op.endswith(".quantize") or left.place.source not in self._dequantized
+        return not left.needed and alone
 
     def _is_stray(self, name: str) -> bool:
         return name in self._left and not self._left[name].needed
@@ -118,4 +131,7 @@ class Causes:
 
 
 def _missed(miss: Missed) -> Cause:
-    return Cause(miss.code, miss.rule, miss.reason)
+    # A module `layers.0` has its weight as the constant `layers_0_weight`.
+    weight = f"{miss.anchor.module.replace('.', '_')}_weight"
+    own = miss.at.op == "get_attr" and miss.at.node.lstrip("_") == weight
+    return Cause(miss.code, miss.rule, miss.reason, OF_A_MODULE if own else "")

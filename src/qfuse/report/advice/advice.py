@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from qfuse.ir.events import MissCode
+
+OF_A_MODULE = "it is the weight of a module"
+"""The context of a weight that a function which replaces modules finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +19,13 @@ class Cause:
         code: Code of the miss; ``None`` for an op that was left or not recognized.
         tried: The rule or kernel that came closest, or what is left.
         reason: The condition that failed, as a message.
-        left: Why the op was left, if it is a quantize or dequantize.
+        context: Why the op was left, if it is a quantize or dequantize, or :data:`OF_A_MODULE`.
     """
 
     code: MissCode | None
     tried: str
     reason: str
-    left: str = ""
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Advice:
 
     name: str
     do: str
-    codes: Collection[MissCode | None]
+    codes: tuple[MissCode | None, ...]
     reason: str = ""
     tried: str = ""
 
@@ -57,6 +59,6 @@ class Advice:
         """Whether the suggestion is about this cause."""
         return (
             cause.code in self.codes
-            and re.search(self.reason, f"{cause.reason}; {cause.left}") is not None
+            and re.search(self.reason, f"{cause.reason}; {cause.context}") is not None
             and re.search(self.tried, cause.tried) is not None
         )
