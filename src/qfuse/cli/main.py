@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cli.plugins import plugin_command, plugin_names
@@ -222,6 +223,9 @@ def doctor_command(as_json: bool) -> None:
         mark = f"[{style[level]}]{level}[/]"
         table.add_row(mark, finding.what, finding.detail, finding.fix)
     _OUT.print(table)
+
+
+main.add_command(diff_command)
 
 
 @main.command("build-kernels")
