@@ -19,7 +19,7 @@ _FINE = {
     *("quantize-weight", "quantize-parameter", "round-to-nearest", "clamp-before-cast"),
     *("clamp-to-the-range", "least-scale", "scale-of-the-range", "integer-operands"),
     *("one-quantize", "same-scale-on-both-sides", "leaky-relu", "squared-relu"),
-    *("multiply-by-the-reciprocal",),
+    *("multiply-by-the-reciprocal", "activation-scale-per-row", "activation-of-8-bits"),
 }
 
 
@@ -46,14 +46,14 @@ def test_strict_refuses_what_runs_in_float(case: object) -> None:
 
 def test_the_error_names_the_line_and_the_fix() -> None:
     def forward(m: Weighted, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(static(x, 0.001, torch.int16), weight(m))
+        return F.linear(static(x), weight(m, axis=1))
 
     with pytest.raises(StrictError) as error:
         explain(Weighted(forward), *activations())
     assert "1 quantized op does not run" in error.value.what
-    assert "qfuse.linear_w8a8: the activation is stored as torch.int16" in error.value.what
+    assert "qfuse.linear_w8a8: the weight's scales run along the input features" in error.value.what
     assert "test_strict.py" in str(error.value.where)
-    assert "int8 or uint8" in str(error.value.fix)
+    assert "one scale per output feature" in str(error.value.fix)
 
 
 def test_compile_refuses_before_it_compiles() -> None:

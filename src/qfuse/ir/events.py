@@ -151,6 +151,8 @@ class Lowered(Event):
         losers: The rejected kernels, each with its reason.
         why: Why this kernel.
         cause: Why the op was expanded; ``None`` if it was not.
+        dequantized: Whether the kernel reads a dequantized activation, because none reads both
+            operands as they are quantized.
     """
 
     place: Place
@@ -160,6 +162,7 @@ class Lowered(Event):
     losers: tuple[tuple[str, str], ...] = ()
     why: str = ""
     cause: ExpandCause | None = None
+    dequantized: bool = False
 
     @property
     def failed(self) -> bool:

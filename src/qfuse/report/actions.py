@@ -24,6 +24,7 @@ class Action:
 
     Attributes:
         seconds: Predicted seconds per call that these places cost; ``None`` if unknown.
+        code: Code of the miss; ``None`` for an op that is left, or was not imported.
         tried: The rule or kernel that came closest, or what is left.
         reason: The condition that failed.
         advice: What to do; ``None`` if nothing that the user can change helps.
@@ -31,6 +32,7 @@ class Action:
     """
 
     seconds: float | None
+    code: MissCode | None
     tried: str
     reason: str
     advice: Advice | None
@@ -41,6 +43,7 @@ class Action:
         advice = self.advice
         return {
             "predicted_seconds": self.seconds,
+            "code": None if self.code is None else self.code.value,
             "tried": self.tried,
             "reason": self.reason,
             "advice": None if advice is None else advice.to_dict(),
@@ -54,7 +57,7 @@ def actions_of(events: Iterable[Event]) -> tuple[Action, ...]:
     groups: dict[tuple[str, str], list[tuple[Cause, Place, float | None]]] = {}
     for cause, place, seconds in Causes(known).all():
         groups.setdefault((cause.tried, cause.reason), []).append((cause, place, seconds))
-    actions = [_action(group) for group in groups.values()]
+    actions = [_action(group, group[0][0]) for group in groups.values()]
     # The sort is stable: the order of the graph breaks ties.
     actions.sort(key=lambda a: math.inf if a.seconds is None else -a.seconds)
     return *(dict.fromkeys(_of_the_model(known))), *actions
@@ -65,15 +68,20 @@ def _of_the_model(events: list[Event]) -> Iterator[Action]:
     for event in events:
         if isinstance(event, RolledBack):
             cause = Cause(MissCode.BANNED, event.rule, f"rolled back: {event.reason}")
-            yield Action(None, cause.tried, cause.reason, advice_for(cause), event.places)
+            yield _action([(cause, place, None) for place in event.places], cause)
         elif isinstance(event, Noted) and event.warn and event.place is None:
-            yield Action(None, "warning", event.text, advice_for(Cause(None, "", event.text)), ())
+            yield _action([], Cause(None, "warning", event.text))
 
 
-def _action(group: list[tuple[Cause, Place, float | None]]) -> Action:
+def _action(group: list[tuple[Cause, Place, float | None]], cause: Cause) -> Action:
     group = sorted(group, key=lambda one: -(one[2] or 0.0))
     known = [seconds for _, _, seconds in group if seconds is not None]
-    cause = group[0][0]
     places = tuple(dict.fromkeys(place for _, place, _ in group))
-    advice = advice_for(cause)
-    return Action(sum(known) if known else None, cause.tried, cause.reason, advice, places)
+    return Action(
+        sum(known) if known else None,
+        cause.code,
+        cause.tried,
+        cause.reason,
+        advice_for(cause),
+        places,
+    )

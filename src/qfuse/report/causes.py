@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
 from qfuse.report.advice import OF_A_MODULE, Cause, advice_for
 from qfuse.report.misses import closest, explains_input
-from qfuse.report.work import kernels_of
+from qfuse.report.work import kernels_of, seconds_of
 
 
 class Causes:
@@ -87,21 +87,25 @@ class Causes:
         """Return why a product does not run on a quantized kernel, if that costs something."""
         node = product.place.node
         lowered = self._lowered.get(node)
-        if product.int8_seconds is None or node in self._kernels:
+        kernel = self._kernels.get(node)
+        if product.int8_seconds is None or (kernel is not None and not kernel.dequantized):
             return None
         upstream = [name for name in product.upstream if name in self._left]
         passes = sum(self._estimates[name].float_seconds for name in upstream)
-        cost = product.float_seconds + passes - product.int8_seconds
+        cost = seconds_of(product, kernel) + passes - product.int8_seconds
         self._explained.update(upstream, product.upstream)
         # The cost model prefers float here, so nothing is lost.
-        if cost <= 0 or (lowered is not None and not lowered.failed):
+        chosen = lowered is not None and not (lowered.failed or lowered.dequantized)
+        if cost <= 0 or chosen:
             return None
         return self._why(product, lowered), product.place, cost
 
     def _why(self, product: Estimated, lowered: Lowered | None) -> Cause:
         if lowered is not None:
-            # Kernels are asked in the order of the registry, the most general one first.
-            tried, reason = next(iter(lowered.losers), (lowered.kernel, lowered.why))
+            # Kernels are asked in the order of the registry, the most general one first. One that
+            # was asked twice was asked about the quantized activation first, which is listed last.
+            losers = dict(lowered.losers)
+            tried, reason = next(iter(losers.items()), (lowered.kernel, lowered.why))
             return Cause(MissCode.NO_KERNEL, tried, reason)
         for name in product.upstream:
             if name in self._warned:
