@@ -53,7 +53,9 @@ def test_a_suggestion_helps_when_it_is_followed(case: Case) -> None:
     assert [e for e in after.expanded if e.failed] == []
     fires = after.fired[action.tried] > before.fired[action.tried]
     fewer = len(after.left) < len(before.left)
-    opened = any(e.dequantized for e in before.fused) and not any(e.dequantized for e in after.fused)
+    opened = any(e.dequantized for e in before.fused) and not any(
+        e.dequantized for e in after.fused
+    )
     assert fires or fewer or opened or len(after.fused) > len(before.fused)
     assert action.advice is not None
     assert case.code in action.advice.codes
