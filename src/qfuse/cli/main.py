@@ -21,8 +21,10 @@ import qfuse
 from qfuse import kernels
 from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
+from qfuse.cli.latency import measure_latency
 from qfuse.cli.options import options_of
 from qfuse.cli.plugins import plugin_command, plugin_names
+from qfuse.cli.preflight import explained, show_preflight
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -160,7 +162,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
 def compile_command(check: str, **given: Any) -> None:
-    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
+    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
     request = _request(given, check)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
@@ -176,9 +178,15 @@ def compile_command(check: str, **given: Any) -> None:
             progress=say,
             strict=request.strict,
         )
-        say("running the compiled model once")
-        fast(*args, **kwargs)
-    _show(fast.report, request)
+        say("measuring the source and the compiled model")
+        latency = measure_latency(model, fast, args, kwargs)
+    facts = replace(
+        fast.report.facts,
+        source_seconds=latency.source_seconds,
+        compiled_seconds=latency.compiled_seconds,
+    )
+    _show(replace(fast.report, facts=facts), request)
+    (_ERR if request.report_json == "-" else _OUT).print(str(latency), highlight=False)
     if request.show_plan:
         # A JSON report on standard output must stay parsable.
         out = _ERR if request.report_json == "-" else _OUT
@@ -207,9 +215,23 @@ def explain_command(**given: Any) -> None:
 
 
 @main.command("doctor")
+@click.argument("model", required=False)
+@click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
-def doctor_command(as_json: bool) -> None:
-    """Show what this machine supports, what would silently not fuse, and how to fix it."""
+def doctor_command(
+    model: str | None, quantize: str | None, sizes: Sequence[str], as_json: bool
+) -> None:
+    """Show what this machine supports, what would silently not fuse, and how to fix it.
+
+    With MODEL, show what costs that model time here.
+    """
+    if model is not None:
+        loaded = load_model(model, parse_size_options(sizes))
+        made = loaded.model, loaded.args, dict(loaded.kwargs or {})
+        source, args, kwargs = quantize_loaded(loaded, quantize, None) if quantize else made
+        show_preflight(explained(source, args, kwargs, None), _OUT, as_json=as_json)
+        return
     findings = diagnose(Target.detect())
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
