@@ -10,7 +10,10 @@ from torch import nn
 from torch.export import Dim
 
 import qfuse
+from qfuse import pipeline
+from qfuse.ir.events import RolledBack
 from qfuse.pipeline import Plan
+from qfuse.rewrite.compare import Verdict
 from qfuse.snapshots import STAGES, byte_count, corresponding
 from qfuse.targets import Target
 from tests.support.graphs.reported_models import Blocks
@@ -120,13 +123,10 @@ def test_bytes_of_values(value: object, count: int | None) -> None:
 def test_a_rewrite_that_is_tried_again_leaves_one_snapshot_per_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from qfuse import pipeline
-    from qfuse.rewrite.compare import Verdict
-
     verdicts = iter([Verdict("wrong")])
     real = pipeline._verdict
     monkeypatch.setattr(pipeline, "_verdict", lambda *a: next(verdicts, None) or real(*a))
     plan = plan_of(Blocks(1), torch.randn(3, 16))
 
-    assert plan.lowered.log.of(qfuse.ir.events.RolledBack)
+    assert plan.lowered.log.of(RolledBack)
     assert tuple(stage.stage for stage in plan.stages) == STAGES
