@@ -25,6 +25,7 @@ from qfuse.ir.signature.caller import Caller
 from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.profile import Profile, profile_plan
+from qfuse.profile.memory import live_bytes
 from qfuse.report import Report
 from qfuse.targets import Target
 
@@ -296,7 +297,7 @@ class _Session:
                     warn=True,
                 )
             )
-        return Report(tuple(events), facts)
+        return Report(tuple(events), facts, plan.stages, live_bytes(plan.lowered.graph))
 
 
 def _without_backend(event: Event, names: Collection[str]) -> Event:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,7 +23,11 @@ from qfuse.ir.events import (
     Noted,
     RolledBack,
 )
+from qfuse.profile import Profile
+from qfuse.profile.memory import LiveBytes
+from qfuse.report.page import page_html
 from qfuse.report.tables import render
+from qfuse.snapshots import StageSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +39,14 @@ class Report:
     Attributes:
         events: In the order in which they happened.
         facts: Properties of the whole compilation: target, backend, check, sizes, seconds.
+        stages: Snapshots of the graph, for the page; not part of the JSON.
+        memory: The live bytes of the lowered graph, for the page; not part of the JSON.
     """
 
     events: tuple[Event, ...]
     facts: dict[str, Any] = field(default_factory=dict)
+    stages: tuple[StageSnapshot, ...] = field(default=(), repr=False, compare=False)
+    memory: tuple[LiveBytes, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def fused(self) -> tuple[Lowered, ...]:
@@ -115,6 +125,22 @@ class Report:
         """Return :meth:`to_dict` as JSON."""
         # Facts and events may hold dtypes and paths.
         return json.dumps(self.to_dict(), indent=indent, default=str)
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        profile: Profile | None = None,
+        sqnr: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write the report as one HTML file, which needs no network and no server.
+
+        Args:
+            path: The file.
+            profile: What ``fast.profile(...)`` returned, for measured times.
+            sqnr: The signal-to-noise ratio in dB by path of the module.
+        """
+        Path(path).write_text(page_html(self, profile, sqnr), encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
