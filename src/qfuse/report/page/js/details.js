@@ -10,7 +10,7 @@ const details = {
     }
     const parts = [];
     if (site) parts.push(...this.site(site));
-    if (stage) parts.push(...this.node(stage, node));
+    if (stage) parts.push(...this.node(stage, node, site));
     box.replaceChildren(...parts);
     box.scrollTop = 0;
   },
@@ -32,7 +32,9 @@ const details = {
     ];
   },
 
-  node(stage, node) {
+  node(stage, node, site) {
+    // What the site already says is not repeated.
+    const unless = (name) => (site && site[name] === stage[name][node] ? "" : text(stage[name][node]));
     const op = stage === lowered ? lowered.opOf?.get(node) : undefined;
     const links = (nodes, from) => {
       const shown = nodes.slice(0, MOST_LINKS).map((other) => this.link(from, other));
@@ -44,8 +46,8 @@ const details = {
         ["op", text(stage.op[node])],
         ["type", text(stage.type[node])],
         ["bytes", stage.bytes[node] === null ? "" : bytesText(stage.bytes[node])],
-        ["line", text(stage.source[node])],
-        ["module", text(stage.module[node])],
+        ["line", unless("source")],
+        ["module", unless("module")],
         ["made by", text(stage.rule[node])],
         ["measured", op && op.us !== null ? `${number(op.us)} us` : ""],
         ["predicted", op && op.predicted !== null ? `${number(op.predicted)} us` : ""],

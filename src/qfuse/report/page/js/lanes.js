@@ -19,7 +19,7 @@ class Lane {
     const box = element("div", {
       id: `lane-${position}`, class: "list", tabindex: "0", role: "listbox", "aria-label": stage.name,
     });
-    const title = element("h3", { text: stage.name });
+    const title = element("h3", { text: stage.name[0].toUpperCase() + stage.name.slice(1) });
     this.count = element("span", { class: "count" });
     title.append(" ", this.count);
     $("lanes").append(element("div", { class: "lane" }, title, box));
