@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.graphs.reported_models import Blocks
 
 import qfuse
 from qfuse.cost import CostProfile
@@ -20,8 +21,7 @@ from qfuse.report.page import page_html
 from qfuse.report.page.data import page_data
 from qfuse.snapshots import STAGES, NodeSnapshot, StageSnapshot
 from qfuse.targets import Target
-from tests.support.cases.report_pages import many_sites
-from tests.support.graphs.reported_models import Blocks
+from qfuse_bench.workloads.report_pages import many_sites
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\u2028{{ 7 * 7 }}<!--'
 
@@ -95,9 +95,7 @@ def test_rows_name_the_line_and_the_nodes(fast: qfuse.CompiledModel) -> None:
     assert {stages[stage]["name"] for stage, _ in left["nodes"]} >= {"optimized", "lowered"}
 
 
-def test_times_of_a_site_are_those_of_its_ops(
-    fast: qfuse.CompiledModel, measured: Profile
-) -> None:
+def test_times_of_a_site_are_those_of_its_ops(fast: qfuse.CompiledModel, measured: Profile) -> None:
     data = page_data(fast.report, measured, {})
     kernels = [site for site in data["sites"] if site["status"] == "kernel"]
     by_site = {op.site: op.nanoseconds / 1e3 for op in measured.ops if op.work is not None}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.report.test_page import evil_report
-from tests.support.browser import Browser, chromium
-from tests.support.cases.report_pages import many_sites
+
+from qfuse_bench.harness.browser import Browser, chromium
+from qfuse_bench.workloads.report_pages import many_sites
 
 pytestmark = [
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium"),
@@ -41,7 +42,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lane(number: int, kind: str) -> str:
     """The names of the visible nodes of a stage that are marked so."""
-    return f"[...document.querySelectorAll('#lane-{number} .{kind}')].map(e => e.title.split(' ')[0])"
+    return (
+        f"[...document.querySelectorAll('#lane-{number} .{kind}')].map(e => e.title.split(' ')[0])"
+    )
 
 
 def text(browser: Browser, selector: str) -> str:
@@ -143,7 +146,10 @@ def test_keys_move_the_selection(browser: Browser, pages: Path) -> None:
         browser.press(key)
 
     assert browser.eval(f"{SELECTED}.dataset.row") == "1"
-    assert browser.eval("document.getElementById('rows').getAttribute('aria-activedescendant')") == "rows-1"
+    assert (
+        browser.eval("document.getElementById('rows').getAttribute('aria-activedescendant')")
+        == "rows-1"
+    )
     browser.eval("document.getElementById('lane-1').focus()")
     browser.press("ArrowRight")
     assert browser.eval("document.activeElement.id") == "lane-2"

@@ -21,6 +21,7 @@ import qfuse
 from qfuse import kernels
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
+from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
@@ -152,9 +153,13 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="how values are checked",
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
-def compile_command(check: str, **given: Any) -> None:
+@measuring_options
+def compile_command(
+    check: str, report_html: str | None, trace: str | None, show_profile: bool, **given: Any
+) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
     request = _request(given, check)
+    pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -170,7 +175,10 @@ def compile_command(check: str, **given: Any) -> None:
         )
         say("running the compiled model once")
         fast(*args, **kwargs)
+        profile = pages.measure(fast, args, kwargs, say)
     _show(fast.report, request)
+    # A JSON report on standard output must stay parsable.
+    pages.write(fast.report, profile, _ERR if request.report_json == "-" else _OUT)
     if request.show_plan:
         # A JSON report on standard output must stay parsable.
         out = _ERR if request.report_json == "-" else _OUT
@@ -179,9 +187,11 @@ def compile_command(check: str, **given: Any) -> None:
 
 @main.command("explain")
 @_model_options
-def explain_command(**given: Any) -> None:
+@page_options
+def explain_command(report_html: str | None, **given: Any) -> None:
     """Print the report of compiling MODEL, without compiling or running it."""
     request = _request(given, Check.OFF.value)
+    pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -195,6 +205,7 @@ def explain_command(**given: Any) -> None:
             progress=say,
         )
     _show(report, request)
+    pages.write(report, None, _OUT)
 
 
 @main.command("doctor")

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 _KINDS = {"get_attr": "constant", "placeholder": "input", "output": "output"}
 
 
-def page_data(
-    report: Report, profile: Profile | None, sqnr: Mapping[str, float]
-) -> dict[str, Any]:
+def page_data(report: Report, profile: Profile | None, sqnr: Mapping[str, float]) -> dict[str, Any]:
     """Return everything that the page shows, as plain data."""
     return _Page(report, profile, sqnr).data()
 
@@ -55,9 +53,7 @@ class _Site:
 class _Page:
     """Builds the data of one page."""
 
-    def __init__(
-        self, report: Report, profile: Profile | None, sqnr: Mapping[str, float]
-    ) -> None:
+    def __init__(self, report: Report, profile: Profile | None, sqnr: Mapping[str, float]) -> None:
         self._report = report
         self._profile = profile
         self._sqnr = sqnr
@@ -154,7 +150,9 @@ class _Page:
         if self._profile is None:
             return None, predicted
         name = site.place.node
-        ops = [op for op in self._profile.ops if op.site == name or (not op.site and op.name == name)]
+        ops = [
+            op for op in self._profile.ops if op.site == name or (not op.site and op.name == name)
+        ]
         if not ops:
             return None, predicted
         if predicted is None and all(op.predicted is not None for op in ops):

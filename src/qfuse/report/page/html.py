@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 _SCRIPTS = ("model", "list", "sites", "lanes", "details", "charts", "main")
 # Whatever ends a script element or starts a comment in it, and the line ends of old JavaScript.
-_UNSAFE = str.maketrans(
-    {c: f"\\u{ord(c):04x}" for c in ("<", ">", "&", "\u2028", "\u2029")}
-)
+_UNSAFE = str.maketrans({c: f"\\u{ord(c):04x}" for c in ("<", ">", "&", "\u2028", "\u2029")})
 
 
 def page_html(

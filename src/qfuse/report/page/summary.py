@@ -60,5 +60,3 @@ def suggestions(report: Report) -> dict[str, str]:
 def facts(report: Report) -> list[list[str]]:
     """Return the facts about the compilation, as pairs of texts."""
     return [[str(name), str(value)] for name, value in report.facts.items()]
-
-

@@ -4,6 +4,7 @@ const HEIGHT = { lane: 30, label: 16, axis: 18, memory: 140 };
 class Chart {
   constructor(box, height, paint) {
     Object.assign(this, { box, height, paint, zoom: 1 });
+    this.pending = null;
     this.canvas = box.querySelector("canvas");
     this.spacer = box.querySelector(".spacer");
     box.addEventListener("scroll", () => this.later());
@@ -72,22 +73,29 @@ const timeline = {
     box.addEventListener("mouseleave", () => this.hover(null));
     box.addEventListener("click", (event) => this.pick(this.at(event)));
     box.addEventListener("keydown", (event) => this.key(event));
-    this.chart.draw();
+    this.chart.later();
   },
 
   x: (view, time, total) => (time / total) * view.full - view.from,
 
   paint(paper, view) {
     const chosen = selection.op;
+    const colors = {};
+    for (const name of ["text", "chosen", "bar-bad", "bar-aten", "bar-kernel", "on-bar"]) colors[name] = color(name);
     let top = 0;
     for (const { name, spans, total } of this.lanes) {
-      paper.fillStyle = color("text");
+      paper.fillStyle = colors.text;
       paper.fillText(`${name}  ${number(total)} us`, 4, top + HEIGHT.label / 2);
       top += HEIGHT.label;
+      let done = -1;
       for (const span of spans) {
         const left = this.x(view, span.start, this.total), right = this.x(view, span.end, this.total);
         if (right < 0 || left > view.width) continue;
-        paper.fillStyle = color(span.op === chosen ? "chosen" : this.kind(span.op));
+        const kind = span.op === chosen ? "chosen" : this.kind(span.op);
+        // Of the ops that share a pixel, those that call for attention are drawn.
+        if (Math.floor(right) === done && kind !== "chosen" && kind !== "bar-bad") continue;
+        done = Math.floor(right);
+        paper.fillStyle = colors[kind];
         const wide = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.5);
         paper.fillRect(left, top, wide, HEIGHT.lane);
         if (wide > 40) {
@@ -95,7 +103,7 @@ const timeline = {
           paper.beginPath();
           paper.rect(left, top, wide - 3, HEIGHT.lane);
           paper.clip();
-          paper.fillStyle = color("on-bar");
+          paper.fillStyle = colors["on-bar"];
           paper.fillText(text(span.op.op), Math.max(left, 0) + 4, top + HEIGHT.lane / 2);
           paper.restore();
         }
@@ -184,7 +192,7 @@ const memory = {
       const part = Math.floor(((event.clientX - place.left) / place.width) * points.length);
       choose(lowered, points[Math.min(part, points.length - 1)][0]);
     });
-    this.chart.draw();
+    this.chart.later();
   },
 
   paint(paper, view) {

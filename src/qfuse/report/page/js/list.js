@@ -1,4 +1,8 @@
 // A list that keeps only the visible rows in the document.
+
+// While the page starts nothing is drawn, since each drawing asks for the layout.
+let starting = true;
+
 class VirtualList {
   /**
    * @param {HTMLElement} box - The scrolling element.
@@ -31,6 +35,10 @@ class VirtualList {
   }
 
   draw() {
+    if (starting) {
+      this.later();
+      return;
+    }
     if (this.pending) cancelAnimationFrame(this.pending);
     this.pending = null;
     const { box, height, rows } = this;

@@ -93,6 +93,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   timeline.chart?.draw();
   memory.chart?.draw();
 });
+starting = false;
 times.ready = performance.now();
 // For tests and benchmarks.
 window.qfuse = { data, times, selection };

@@ -18,7 +18,14 @@ from typing import Any, Self
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SECONDS = 60
-_KEYS = {"ArrowDown": 40, "ArrowUp": 38, "ArrowLeft": 37, "ArrowRight": 39, "Enter": 13, "Escape": 27}
+_KEYS = {
+    "ArrowDown": 40,
+    "ArrowUp": 38,
+    "ArrowLeft": 37,
+    "ArrowRight": 39,
+    "Enter": 13,
+    "Escape": 27,
+}
 # Chromium reads commands from descriptor 3 and answers on 4.
 _START = """
 import os, sys
@@ -108,7 +115,9 @@ class Browser:
 
     def frame(self) -> None:
         """Wait until the page is drawn."""
-        self.eval("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))")
+        self.eval(
+            "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))"
+        )
 
     def type(self, words: str) -> None:
         """Type text into what has the focus."""

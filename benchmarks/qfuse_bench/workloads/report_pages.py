@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from qfuse.cost import CostProfile
 from qfuse.ir.events import EXPAND, Event, Left, Lowered, MissCode, Missed, Place
 from qfuse.profile import OpTime, Profile
 from qfuse.profile.memory import LiveBytes
 from qfuse.profile.work import OpWork
-from qfuse.cost import CostProfile
 from qfuse.report import Report
 from qfuse.snapshots import STAGES, NodeSnapshot, StageSnapshot
 
@@ -37,7 +37,9 @@ def _event(number: int) -> Event:
             return Lowered("lower", place, EXPAND, "a linear", None, (("a_kernel", "not here"),))
         case 2:
             reason = "the weight is not quantized"
-            return Missed("optimize", "fuse-linear", MissCode.DTYPE, reason, place, place, 2, "a\n^")
+            return Missed(
+                "optimize", "fuse-linear", MissCode.DTYPE, reason, place, place, 2, "a\n^"
+            )
         case _:
             return Lowered("lower", place, "qfuse.linear_w8a8", "int8 x int8", number * 1e-6)
 
