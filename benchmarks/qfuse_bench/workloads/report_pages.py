@@ -41,7 +41,7 @@ def _event(number: int) -> Event:
                 "optimize", "fuse-linear", MissCode.DTYPE, reason, place, place, 2, "a\n^"
             )
         case _:
-            return Lowered("lower", place, "qfuse.linear_w8a8", "int8 x int8", number * 1e-6)
+            return Lowered("lower", place, "qfuse.linear_w8a8", "int8 x int8", number * 1e-8)
 
 
 def _stage(name: str, count: int) -> StageSnapshot:
@@ -69,7 +69,7 @@ def _stage(name: str, count: int) -> StageSnapshot:
 
 
 def _op(number: int) -> OpTime:
-    work = None if number % 5 < 2 else OpWork(number * 1e-6, number * 5e-7, 1e6, 1e3)
+    work = None if number % 5 in {0, 1} else OpWork(number * 1e-8, number * 5e-9, 1e6, 1e3)
     node, place = f"lowered_{number}", _place(number)
     time = 1000 * (number % 50 + 1)
     return OpTime(node, (node,), "aten.linear", place.node, place.module, place.source, time, work)

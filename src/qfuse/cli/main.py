@@ -178,10 +178,9 @@ def compile_command(
         profile = pages.measure(fast, args, kwargs, say)
     _show(fast.report, request)
     # A JSON report on standard output must stay parsable.
-    pages.write(fast.report, profile, _ERR if request.report_json == "-" else _OUT)
+    out = _ERR if request.report_json == "-" else _OUT
+    pages.write(fast.report, profile, out)
     if request.show_plan:
-        # A JSON report on standard output must stay parsable.
-        out = _ERR if request.report_json == "-" else _OUT
         out.print(str(fast.plan), markup=False, highlight=False)
 
 

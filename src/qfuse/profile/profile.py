@@ -196,7 +196,8 @@ def _row(op: OpTime) -> list[str]:
     rate, operations = _scaled(op.bytes_per_second), _scaled(op.operations_per_second)
     return [
         escape(op.op),
-        escape(op.module),
+        # The end of a path tells layers apart.
+        escape(".".join(op.module.split(".")[-2:])),
         _microseconds(op.seconds),
         "" if predicted is None else _microseconds(predicted),
         "" if rate is None else f"{rate:.1f}",
