@@ -19,7 +19,7 @@ from qfuse import zoo
 from qfuse.zoo import recipes
 from qfuse_bench.harness.browser import Browser
 
-WIDTH, HEIGHT = 1400, 900
+WIDTH, HEIGHT = 1200, 760
 
 
 class WrongAxis(nn.Module):

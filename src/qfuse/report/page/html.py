@@ -10,7 +10,6 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup
 
 from qfuse.profile import Profile
 from qfuse.report.page.data import page_data
@@ -48,9 +47,9 @@ def page_html(
     return environment.get_template("page").render(
         data=data,
         policy=policy + "base-uri 'none'; form-action 'none'",
-        styles=Markup(styles),
-        script=Markup(script),
-        json=Markup(_json(data)),
+        styles=styles,
+        script=script,
+        json=_json(data),
     )
 
 

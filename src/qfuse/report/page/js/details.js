@@ -35,7 +35,7 @@ const details = {
   node(stage, node, site) {
     // What the site already says is not repeated.
     const unless = (name) => (site && site[name] === stage[name][node] ? "" : text(stage[name][node]));
-    const op = stage === lowered ? lowered.opOf?.get(node) : undefined;
+    const op = stage === lowered ? opOf.get(node) : undefined;
     const links = (nodes, from) => {
       const shown = nodes.slice(0, MOST_LINKS).map((other) => this.link(from, other));
       return nodes.length > MOST_LINKS ? [...shown, ` and ${nodes.length - MOST_LINKS} more`] : shown;

@@ -70,7 +70,7 @@ class Lane {
     );
     const value = overlay.current.of(stage, node);
     if (value !== null && value !== undefined) {
-      made.append(element("span", { class: "value", text: overlay.current.text(value) }));
+      made.append(element("span", { class: "value", text: overlay.shown(stage, node, value) }));
       made.style.setProperty("--heat", overlay.heat(value).toFixed(3));
       made.classList.add("hot");
     }
@@ -128,6 +128,11 @@ const overlay = {
     const worst = this.current.low ? low : high, best = this.current.low ? high : low;
     $("legend").textContent = high < low ? "" : `${format(best)} (plain) to ${format(worst)} (strong)`;
     for (const lane of lanes) lane.list.draw();
+  },
+
+  shown(stage, node, value) {
+    const format = this.current.text(value);
+    return this.current === OVERLAYS.us && stage.shared[node] ? `of ${format}` : format;
   },
 
   heat(value) {

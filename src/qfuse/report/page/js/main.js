@@ -6,7 +6,7 @@ const selection = { site: null, stage: null, node: -1, op: null };
 function choose(stage, node, site) {
   const own = site ?? data.sites[stage.site[node]] ?? siteOf(stage, node);
   Object.assign(selection, { stage, node, site: own ?? null });
-  selection.op = opOf(stage, node);
+  selection.op = opFor(stage, node);
   refresh();
 }
 
@@ -30,9 +30,9 @@ function siteOf(stage, node) {
   return null;
 }
 
-function opOf(stage, node) {
+function opFor(stage, node) {
   for (const there of lowered.counterparts(stage, node)) {
-    const op = lowered.opOf?.get(there);
+    const op = opOf.get(there);
     if (op) return op;
   }
   return null;

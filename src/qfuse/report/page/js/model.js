@@ -50,6 +50,7 @@ class Stage {
     this.bad = new Uint8Array(this.size);
     this.us = new Float64Array(this.size).fill(-1);
     this.share = new Float64Array(this.size).fill(-1);
+    this.shared = new Uint8Array(this.size);
   }
 
   /** Return the nodes here that have an origin in common with one of another stage. */
@@ -89,20 +90,37 @@ for (const site of data.sites) {
     if (stages[number].kind[node] === "call") stages[number].bad[node] = 1;
 }
 
-// Measured times belong to the nodes that run; those of other stages have the sum of what they became.
+// Measured times belong to the nodes that run; those of other stages have the sum of what they became,
+// which they may share with others.
+const opOf = new Map();
 for (const op of data.ops) {
   if (op.main === null || op.main === undefined) continue;
   if (op.us !== null) lowered.us[op.main] = op.us;
   if (op.share !== null) lowered.share[op.main] = op.share;
-  for (const node of op.nodes) lowered.opOf ??= new Map(), lowered.opOf.set(node, op);
+  for (const node of op.nodes) opOf.set(node, op);
 }
+const counted = new Map();
+
+/** Return how many calls of a stage a lowered node implements. */
+function owners(stage, node) {
+  const key = `${stage.name} ${node}`;
+  if (!counted.has(key)) {
+    const calls = stage.counterparts(lowered, node).filter((one) => stage.kind[one] === "call");
+    counted.set(key, calls.length);
+  }
+  return counted.get(key);
+}
+
 if (data.total)
   for (const stage of stages.slice(0, -1))
     for (let node = 0; node < stage.size; node++) {
       if (stage.kind[node] !== "call") continue;
       let us = -1, share = -1;
       for (const other of lowered.counterparts(stage, node)) {
-        if (lowered.us[other] >= 0) us = Math.max(us, 0) + lowered.us[other];
+        if (lowered.us[other] >= 0) {
+          us = Math.max(us, 0) + lowered.us[other];
+          stage.shared[node] |= owners(stage, other) > 1;
+        }
         const its = lowered.share[other];
         if (its >= 0) share = share < 0 ? its : Math.min(share, its);
       }
