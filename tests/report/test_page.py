@@ -17,6 +17,7 @@ from qfuse.cost import CostProfile
 from qfuse.ir.events import Left, Noted, Place
 from qfuse.profile import Profile, profile_plan
 from qfuse.report import Report
+from qfuse.report.facts import Facts
 from qfuse.report.page import page_html
 from qfuse.report.page.data import page_data
 from qfuse.snapshots import STAGES, NodeSnapshot, StageSnapshot
@@ -70,7 +71,8 @@ def test_every_event_has_a_row(fast: qfuse.CompiledModel) -> None:
     kinds = [site["status"] for site in sites]
 
     assert kinds.count("kernel") == len(report.fused) > 0
-    assert kinds.count("left") == len(report.left) > 0
+    assert kinds.count("left") + kinds.count("needed") == len(report.left) > 0
+    assert kinds.count("left") == sum(not event.needed for event in report.left)
     assert kinds.count("not fused") == len(report.closest_misses) > 0
 
 
@@ -115,7 +117,7 @@ def test_without_a_profile_the_timeline_has_predictions(fast: qfuse.CompiledMode
 
 
 def test_a_report_without_stages_has_its_sites() -> None:
-    report = Report((Left("lower", Place("a", "qfuse.quantize"), "why"),), {"backend": "eager"})
+    report = Report((Left("lower", Place("a", "qfuse.quantize"), "why"),), Facts(backend="eager"))
     data = page_data(report, None, {})
 
     assert data["stages"] == data["ops"] == data["memory"] == []
@@ -132,7 +134,7 @@ def evil_report() -> Report:
         for name in STAGES
     )
     events = Left("lower", place, EVIL), Noted("lower", EVIL, None, warn=True)
-    return Report(events, {EVIL: EVIL, "model": EVIL}, stages)
+    return Report(events, Facts(model=EVIL, graph=EVIL), stages)
 
 
 def test_what_a_model_is_called_is_not_run() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from qfuse.cost import CostProfile
-from qfuse.ir.events import EXPAND, Event, Left, Lowered, MissCode, Missed, Place
+from qfuse.ir.events import EXPAND, Event, ExpandCause, Left, Lowered, MissCode, Missed, Place
 from qfuse.profile import OpTime, Profile
 from qfuse.profile.memory import LiveBytes
 from qfuse.profile.work import OpWork
 from qfuse.report import Report
+from qfuse.report.facts import Facts
 from qfuse.snapshots import STAGES, NodeSnapshot, StageSnapshot
 
-_FACTS = {"backend": "eager", "target": "a machine"}
+_FACTS = Facts(backend="eager", model="many sites")
 
 
 def many_sites(count: int) -> tuple[Report, Profile]:
@@ -34,7 +35,8 @@ def _event(number: int) -> Event:
         case 0:
             return Left("lower", place, f"the scale of number {number} is not a constant")
         case 1:
-            return Lowered("lower", place, EXPAND, "a linear", None, (("a_kernel", "not here"),))
+            losers, cause = (("a_kernel", "not here"),), ExpandCause.NO_KERNEL
+            return Lowered("lower", place, EXPAND, "a linear", losers=losers, cause=cause)
         case 2:
             reason = "the weight is not quantized"
             return Missed(

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
@@ -51,6 +52,8 @@ class Request:
         float_dtype: ``bfloat16``, or ``None`` for the model's own dtypes.
         report_json: Where to write the report as JSON; ``-`` is standard output.
         show_plan: Whether to print the lowered graph.
+        verbose: Whether to print all tables of the report.
+        strict: Whether a quantized op that runs in float is an error.
         options: All other options.
     """
 
@@ -63,6 +66,8 @@ class Request:
     float_dtype: str | None
     report_json: str | None
     show_plan: bool
+    verbose: bool
+    strict: bool
     options: Options
 
 
@@ -135,6 +140,8 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="dtype of unquantized ops; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        click.option("--strict", is_flag=True, help="fail if a quantized op runs in float"),
+        click.option("--verbose", is_flag=True, help="print all tables of the report"),
         options_of(Options),
     )
     # Decorators apply from the last to the first, and help lists options in the order of adding.
@@ -172,6 +179,7 @@ def compile_command(
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
         say("running the compiled model once")
         fast(*args, **kwargs)
@@ -202,6 +210,7 @@ def explain_command(report_html: str | None, **given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
     _show(report, request)
     pages.write(report, None, _OUT)
@@ -224,6 +233,9 @@ def doctor_command(as_json: bool) -> None:
         mark = f"[{style[level]}]{level}[/]"
         table.add_row(mark, finding.what, finding.detail, finding.fix)
     _OUT.print(table)
+
+
+main.add_command(diff_command)
 
 
 @main.command("build-kernels")
@@ -263,6 +275,8 @@ def _request(given: dict[str, Any], check: str) -> Request:
         _FLOATS[given["float_dtype"]],
         given["report_json"],
         given.get("show_plan", False),
+        given["verbose"],
+        given["strict"],
         options,
     )
 
@@ -327,12 +341,13 @@ def quantize_loaded(
 
 
 def _show(report: Report, request: Request) -> None:
+    report = replace(report, facts=replace(report.facts, model=request.model))
     if request.report_json == "-":
         click.echo(report.to_json())
         return
     if request.report_json is not None:
         Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
-    _OUT.print(report)
+    _OUT.print(report.renderable(verbose=request.verbose))
 
 
 def _float_dtype(request: Request) -> torch.dtype | None:

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qfuse.ir.events import EXPAND, HOST, Lowered, Place
+from qfuse.ir.events import HOST, ExpandCause, Lowered, Place
 from qfuse.profile import Profile
-from qfuse.report.page.summary import facts, suggestions, to_do, verdict
+from qfuse.report.page.summary import ToDo, all_to_do, facts, suggestions, verdict
 from qfuse.snapshots import NodeSnapshot, StageSnapshot
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
 
+_CAUSES = {ExpandCause.LOOPS: "loops", ExpandCause.PROFIT: "float"}
 _KINDS = {"get_attr": "constant", "placeholder": "input", "output": "output"}
 
 
@@ -58,6 +59,7 @@ class _Page:
         self._profile = profile
         self._sqnr = sqnr
         self._text = _Texts()
+        self._to_do: tuple[ToDo, ...] = all_to_do(report)
         self._stages = report.stages
         self._index = [
             {node.name: number for number, node in enumerate(stage.nodes)} for stage in self._stages
@@ -74,7 +76,7 @@ class _Page:
         for number, site in enumerate(sites):
             numbers.setdefault(site.place.node, []).append(number)
         found = {
-            "title": str(dict(facts(report)).get("model", "")),
+            "title": report.facts.model,
             "verdict": verdict(report),
             "facts": facts(report),
             "todo": [
@@ -85,10 +87,8 @@ class _Page:
                     "sites": sorted({n for node in item.nodes for n in numbers.get(node, ())}),
                     "count": len(item.nodes),
                 }
-                for item in to_do(report)
+                for item in self._to_do
             ],
-            "trouble": [f"rolled back {e.key}: {e.reason}" for e in report.rolled_back]
-            + [note.text for note in report.notes if note.warn],
             "stages": [self._stage(stage) for stage in self._stages],
             "sites": self._rows(sites),
             "ops": self._ops(sites),
@@ -117,7 +117,7 @@ class _Page:
         }
 
     def _rows(self, sites: Sequence[_Site]) -> list[dict[str, Any]]:
-        do = suggestions(self._report)
+        do = suggestions(self._to_do)
         return [self._row(site, do.get(site.place.node, "")) for site in sites]
 
     def _row(self, site: _Site, do: str) -> dict[str, Any]:
@@ -225,14 +225,17 @@ def _sites(report: Report) -> Iterator[_Site]:
     for event in (*report.fused, *report.expanded, *report.refused):
         yield _lowered(event)
     for left in report.left:
-        yield _Site("left", left.place, left.place.op, "", left.reason)
+        status = "needed" if left.needed else "left"
+        yield _Site(status, left.place, left.place.op, "", left.reason)
     for miss in report.closest_misses:
         why = f"{miss.rule}: {miss.reason}"
         yield _Site("not fused", miss.anchor, miss.anchor.op, "", why, None, miss.pattern)
 
 
 def _lowered(event: Lowered) -> _Site:
-    status = {EXPAND: "expanded", HOST: "refused"}.get(event.kernel, "kernel")
+    status = "refused" if event.kernel == HOST else "kernel"
+    if event.cause is not None:
+        status = _CAUSES.get(event.cause, "expanded")
     losers = [f"{name}: {reason}" for name, reason in event.losers]
     why = "; ".join(filter(None, [event.why, *losers]))
     return _Site(status, event.place, event.what, event.kernel, why, event.predicted)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qfuse.ir.events import MissCode
+from qfuse.report.screen import first_screen
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
-
-_MOST = 5
-
 
 @dataclass(frozen=True, slots=True)
 class ToDo:
@@ -33,30 +29,27 @@ class ToDo:
 
 def verdict(report: Report) -> str:
     """Return in one line what was achieved."""
-    fused, expanded, left = len(report.fused), len(report.expanded), len(report.left)
-    return f"{fused} quantized ops on kernels, {expanded} expanded, {left} left as they are"
+    return next(first_screen(report)).plain
 
 
-def to_do(report: Report) -> tuple[ToDo, ...]:
-    """Return at most five things to do."""
-    groups: dict[tuple[str, str], list[str]] = {}
-    for event in report.left:
-        groups.setdefault((event.place.op, event.reason), []).append(event.place.node)
-    for miss in report.closest_misses:
-        if miss.code is not MissCode.PROFIT:
-            groups.setdefault((miss.rule, miss.reason), []).append(miss.anchor.node)
-    counts = Counter({key: len(nodes) for key, nodes in groups.items()})
+def all_to_do(report: Report) -> tuple[ToDo, ...]:
+    """Return everything to do, the most expensive first."""
     return tuple(
-        ToDo("", f"{what}: {reason}", None, tuple(groups[what, reason]))
-        for (what, reason), _ in counts.most_common(_MOST)
+        ToDo(
+            "" if action.advice is None else action.advice.do,
+            f"{action.tried}: {action.reason}",
+            action.seconds,
+            tuple(place.node for place in action.places),
+        )
+        for action in report.actions
     )
 
 
-def suggestions(report: Report) -> dict[str, str]:
+def suggestions(items: tuple[ToDo, ...]) -> dict[str, str]:
     """Return what to do by name of the node."""
-    return {node: item.do for item in to_do(report) for node in item.nodes}
+    return {node: item.do for item in reversed(items) for node in item.nodes if item.do}
 
 
 def facts(report: Report) -> list[list[str]]:
     """Return the facts about the compilation, as pairs of texts."""
-    return [[str(name), str(value)] for name, value in report.facts.items()]
+    return [[name, text] for name, text in report.facts.rows().items()]

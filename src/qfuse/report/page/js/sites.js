@@ -9,7 +9,7 @@ const COLUMNS = [
   { name: "predicted us", key: (s) => s.predicted, numeric: true },
   { name: "measured us", key: (s) => s.us, numeric: true },
 ];
-const ORDER = ["left", "expanded", "not fused", "refused", "kernel"];
+const ORDER = ["left", "expanded", "not fused", "refused", "needed", "float", "loops", "kernel"];
 
 const table = {
   sort: null,
