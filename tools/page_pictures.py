@@ -19,7 +19,7 @@ from qfuse import zoo
 from qfuse.zoo import recipes
 from qfuse_bench.harness.browser import Browser
 
-WIDTH, HEIGHT = 1200, 760
+WIDTH, HEIGHT = 1400, 800
 
 
 class WrongAxis(nn.Module):
@@ -91,10 +91,9 @@ def main() -> None:
         browser.eval("document.getElementById('graph').scrollIntoView()")
         browser.frame()
         browser.screenshot(folder / "page-graph.png")
-        browser.prefer("dark")
-        browser.eval("window.scrollTo(0, 0)")
+        browser.eval("document.getElementById('timeline').scrollIntoView()")
         browser.frame()
-        browser.screenshot(folder / "page-dark.png")
+        browser.screenshot(folder / "page-timeline.png")
 
 
 if __name__ == "__main__":

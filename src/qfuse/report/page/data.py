@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from qfuse.cost import seconds_text
 from qfuse.ir.events import HOST, ExpandCause, Lowered, Place
 from qfuse.profile import Profile
 from qfuse.report.page.summary import ToDo, all_to_do, facts, suggestions, verdict
@@ -49,6 +50,7 @@ class _Site:
     why: str
     predicted: float | None = None
     pattern: str = ""
+    losers: str = ""
 
 
 class _Page:
@@ -83,7 +85,8 @@ class _Page:
                 {
                     "do": item.do,
                     "why": item.why,
-                    "us": _us(item.seconds),
+                    "cost": "" if item.seconds is None else seconds_text(item.seconds),
+                    "place": item.place,
                     "sites": sorted({n for node in item.nodes for n in numbers.get(node, ())}),
                     "count": len(item.nodes),
                 }
@@ -132,6 +135,7 @@ class _Page:
             "module": text(place.module),
             "do": text(do),
             "pattern": text(site.pattern),
+            "losers": text(site.losers),
             "us": measured,
             "predicted": predicted,
             "nodes": self._places(place.node),
@@ -209,6 +213,8 @@ class _Page:
         return {
             "us": profile.nanoseconds / 1e3,
             "compiled": profile.compiled_nanoseconds / 1e3,
+            "text": seconds_text(profile.nanoseconds * 1e-9),
+            "compiled_text": seconds_text(profile.compiled_nanoseconds * 1e-9),
             "backend": profile.backend,
             "rounds": profile.rounds,
         }
@@ -236,9 +242,14 @@ def _lowered(event: Lowered) -> _Site:
     status = "refused" if event.kernel == HOST else "kernel"
     if event.cause is not None:
         status = _CAUSES.get(event.cause, "expanded")
-    losers = [f"{name}: {reason}" for name, reason in event.losers]
-    why = "; ".join(filter(None, [event.why, *losers]))
-    return _Site(status, event.place, event.what, event.kernel, why, event.predicted)
+    # Kernels that refuse for one reason come in one line.
+    refused: dict[str, list[str]] = {}
+    for name, reason in event.losers:
+        refused.setdefault(reason, []).append(name)
+    losers = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in refused.items())
+    why = event.why or losers.partition("\n")[0]
+    place, kernel = event.place, event.kernel
+    return _Site(status, place, event.what, kernel, why, event.predicted, losers=losers)
 
 
 def _us(seconds: float | None) -> float | None:

@@ -10,6 +10,7 @@ from qfuse.report.screen import first_screen
 if TYPE_CHECKING:
     from qfuse.report.report import Report
 
+
 @dataclass(frozen=True, slots=True)
 class ToDo:
     """One thing to do.
@@ -18,12 +19,14 @@ class ToDo:
         do: What to change, or "".
         why: The reason.
         seconds: Predicted seconds per call that it costs; ``None`` if unknown.
+        place: Path of the module of its first place, or "".
         nodes: Names of the nodes that it is about.
     """
 
     do: str
     why: str
     seconds: float | None
+    place: str
     nodes: tuple[str, ...]
 
 
@@ -39,6 +42,7 @@ def all_to_do(report: Report) -> tuple[ToDo, ...]:
             "" if action.advice is None else action.advice.do,
             f"{action.tried}: {action.reason}",
             action.seconds,
+            action.places[0].module if action.places else "",
             tuple(place.node for place in action.places),
         )
         for action in report.actions

@@ -57,7 +57,7 @@ const timeline = {
       return;
     }
     const box = $("times");
-    const words = this.lanes.map((one) => `${one.name}: ${one.spans.length} ops, ${number(one.total)} us`);
+    const words = this.lanes.map((one) => `${one.name}: ${one.spans.length} ops, ${usText(one.total)}`);
     box.setAttribute("aria-label", words.join("; "));
     $("hover").textContent = words.join("; ");
     this.words = words.join("; ");
@@ -85,7 +85,7 @@ const timeline = {
     let top = 0;
     for (const { name, spans, total } of this.lanes) {
       paper.fillStyle = colors.text;
-      paper.fillText(`${name}  ${number(total)} us`, 4, top + HEIGHT.label / 2);
+      paper.fillText(`${name}  ${usText(total)}`, 4, top + HEIGHT.label / 2);
       top += HEIGHT.label;
       let done = -1;
       for (const span of spans) {
@@ -131,8 +131,8 @@ const timeline = {
       return;
     }
     const parts = [text(op.op)];
-    if (op.us !== null) parts.push(`measured ${number(op.us)} us`);
-    if (op.predicted !== null) parts.push(`predicted ${number(op.predicted)} us`);
+    if (op.us !== null) parts.push(`measured ${usText(op.us)}`);
+    if (op.predicted !== null) parts.push(`predicted ${usText(op.predicted)}`);
     if (op.share !== null) parts.push(`${Math.round(op.share * 100)} % of roofline`);
     $("hover").textContent = parts.join(", ");
   },
@@ -167,7 +167,7 @@ function axis(paper, view, total, top) {
     const left = (time / total) * view.full - view.from;
     if (left > view.width) break;
     paper.fillRect(left, top, 1, 4);
-    paper.fillText(`${number(time, 6)} us`, left + 3, top + 9);
+    paper.fillText(time < 1e4 ? `${number(time, 6)} us` : `${number(time / 1e3, 6)} ms`, left + 3, top + 9);
   }
 }
 

@@ -23,10 +23,11 @@ const details = {
       fields([
         ["reason", text(site.why)],
         ["kernel", text(site.kernel)],
-        ["line", text(site.source)],
+        ["others", text(site.losers).split("\n").filter(Boolean).map((line) => element("div", { text: line }))],
+        ["line", this.line(text(site.source))],
         ["module", text(site.module)],
-        ["predicted", site.predicted === null ? "" : `${number(site.predicted)} us`],
-        ["measured", site.us === null ? "" : `${number(site.us)} us`],
+        ["predicted", site.predicted === null ? "" : usText(site.predicted)],
+        ["measured", site.us === null ? "" : usText(site.us)],
       ]),
       pattern ? element("pre", { text: pattern }) : "",
     ];
@@ -46,11 +47,11 @@ const details = {
         ["op", text(stage.op[node])],
         ["type", text(stage.type[node])],
         ["bytes", stage.bytes[node] === null ? "" : bytesText(stage.bytes[node])],
-        ["line", unless("source")],
+        ["line", this.line(unless("source"))],
         ["module", unless("module")],
         ["made by", text(stage.rule[node])],
-        ["measured", op && op.us !== null ? `${number(op.us)} us` : ""],
-        ["predicted", op && op.predicted !== null ? `${number(op.predicted)} us` : ""],
+        ["measured", op && op.us !== null ? usText(op.us) : ""],
+        ["predicted", op && op.predicted !== null ? usText(op.predicted) : ""],
         ["achieved", op ? [op.gb === null ? "" : `${number(op.gb)} GB/s`, op.gop ? `${number(op.gop)} GOP/s` : "", op.share === null ? "" : `${Math.round(op.share * 100)} % of roofline`].filter(Boolean).join(", ") : ""],
         ["reads", links(stage.inputs[node], stage)],
         ["read by", links(stage.users[node], stage)],
@@ -61,6 +62,8 @@ const details = {
       ]),
     ];
   },
+
+  line: (source) => (source ? [element("span", { text: folderLine(source), title: source })] : ""),
 
   link(stage, node) {
     const label = stage.kind[node] === "call" ? text(stage.op[node]) : stage.node[node];

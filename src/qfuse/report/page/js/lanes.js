@@ -1,7 +1,7 @@
 // The graph at four stages, one list per stage, in topological order and grouped by module.
 const OVERLAYS = {
   none: { label: "nothing", of: () => null },
-  us: { label: "microseconds", of: (s, n) => (s.us[n] < 0 ? null : s.us[n]), text: (v) => `${number(v)} us` },
+  us: { label: "microseconds", of: (s, n) => (s.us[n] < 0 ? null : s.us[n]), text: usText },
   share: {
     label: "share of roofline", low: true,
     of: (s, n) => (s.share[n] < 0 ? null : s.share[n]), text: (v) => `${Math.round(v * 100)} %`,

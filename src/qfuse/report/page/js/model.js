@@ -29,8 +29,13 @@ function bytesText(value) {
   return `${value} B`;
 }
 
-// The line of a source without its folders; the whole path is in the details.
-const shortSource = (line) => line.replace(/^[^:]*[/\\](?=[^/\\:]*:)/, "");
+function usText(value) {
+  return value >= 1e4 ? `${number(value / 1e3)} ms` : `${number(value)} us`;
+}
+
+// The line of a source without its folders, or with the last of them; the whole path is in the title.
+const fileLine = (line) => line.replace(/^[^:]*[/\\](?=[^/\\:]*:)/, "");
+const folderLine = (line) => line.replace(/^[^:]*[/\\](?=[^/\\:]*[/\\][^/\\:]*:)/, "");
 
 class Stage {
   constructor(raw) {
@@ -69,7 +74,7 @@ const lowered = stages.at(-1);
 data.sites.forEach((site, index) => {
   site.index = index;
   const words = [site.status, text(site.op), text(site.kernel), text(site.why), text(site.source)];
-  words.push(text(site.module), text(site.do));
+  words.push(text(site.module), text(site.do), text(site.losers));
   site.words = words.join("\n").toLowerCase();
   for (const [stage, node] of site.nodes) {
     const known = stages[stage].site[node];
