@@ -16,6 +16,7 @@ EAGER = ("--backend=eager", "--no-own-kernels")
 
 def model() -> object:
     import torch  # noqa: PLC0415 - this function is what the command line calls
+
     from tests.support.graphs.reported_models import Blocks  # noqa: PLC0415
 
     return Blocks(1).eval(), (torch.randn(3, 16),)

@@ -1,8 +1,8 @@
 """Write the pictures of docs/page.md: ``python tools/page_pictures.py [FOLDER]``.
 
-The model is BERT from the zoo with two layers, quantized to int8 with dynamic activations, and three
-problems: a linear that was left in float, one whose weight is quantized along the wrong axis, and one
-that rounds activations down. Needs Chromium.
+The model is BERT from the zoo with two layers, quantized to int8 with dynamic activations, and
+three problems: a linear that was left in float, one whose weight is quantized along the wrong axis,
+and one that rounds activations down. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class WrongAxis(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product in float."""
         return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
 
 
@@ -47,6 +48,7 @@ class RoundsDown(nn.Module):
         self.bias = linear.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product of activations that are rounded down."""
         q = torch.clamp(torch.floor(x / 0.05), -128, 127).to(torch.int8)
         weight = self.weight.to(x.dtype) * self.scale
         return nn.functional.linear(q.to(x.dtype) * 0.05, weight, self.bias)
@@ -64,7 +66,7 @@ def planted() -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tens
     kinds = (nn.Identity, WrongAxis, RoundsDown)
     kwargs = dict(made.kwargs)
     quantized = recipes.quantize(made.module, "w8a8-dynamic", made.args, kwargs).model
-    owners = {name: module for name, module in quantized.named_modules()}
+    owners = dict(quantized.named_modules())
     names = [name for name, module in made.module.named_modules() if module in linears]
     for owner, kind in zip(linears, kinds, strict=True):
         name = next(n for n in names if made.module.get_submodule(n) is owner)

@@ -96,12 +96,13 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def open(self, page: Path) -> None:
-        """Open a file and wait until it is loaded."""
+        """Open a file and wait until it is loaded and drawn."""
         self._loaded = False
         self.requests.clear()
         self._call("Page.navigate", url=page.as_uri())
         while not self._loaded:
             self._read()
+        self.frame()
 
     def eval(self, script: str) -> Any:
         """The value of an expression in the page; a promise is awaited."""
@@ -217,4 +218,6 @@ class Browser:
                 self.errors.append(params["entry"]["text"])
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
+            case _:
+                pass
         return message

@@ -36,7 +36,8 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.down(torch.relu(self.up(x)))
         q = torch.clamp(torch.round(torch.tanh(y) / 0.02), -128, 127).to(torch.int8)
-        return x + self.float_linear(torch.sin(q.to(torch.float32) * 0.02))
+        y = torch.sin(q.to(torch.float32) * 0.02)
+        return torch.add(x, self.float_linear(y))
 
 
 class Blocks(nn.Module):

@@ -30,12 +30,15 @@ function siteOf(stage, node) {
   return null;
 }
 
+/** Return the op that takes the longest of those that a node became. */
 function opFor(stage, node) {
+  const time = (op) => op.us ?? op.predicted ?? 0;
+  let longest = null;
   for (const there of lowered.counterparts(stage, node)) {
     const op = opOf.get(there);
-    if (op) return op;
+    if (op && (longest === null || time(op) > time(longest))) longest = op;
   }
-  return null;
+  return longest;
 }
 
 function refresh() {
