@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,7 +47,7 @@ def test_every_call_is_measured_once(fast: qfuse.CompiledModel, measured: Profil
 
     assert [name for op in measured.ops for name in op.nodes] == calls
     assert all(op.nanoseconds > 0 for op in measured.ops)
-    assert measured.compiled_nanoseconds > 0
+    assert measured.compiled_nanoseconds >= measured.compiled_least_nanoseconds > 0
     assert measured.rounds == 5
 
 
@@ -185,6 +186,14 @@ def test_the_work_of_several_kernels_is_their_sum() -> None:
 
     assert double.operations == 2 * single.operations
     assert double.predicted == pytest.approx(cost.seconds([one, one]))
+
+
+@pytest.mark.parametrize(("least", "busy"), [(69, True), (70, False), (100, False)])
+def test_a_busy_machine_is_named(measured: Profile, least: int, busy: bool) -> None:
+    profile = replace(measured, compiled_nanoseconds=100, compiled_least_nanoseconds=least)
+
+    assert profile.is_disturbed is busy
+    assert ("the machine is busy" in str(profile)) is busy
 
 
 def test_data_have_units_in_their_names(measured: Profile) -> None:

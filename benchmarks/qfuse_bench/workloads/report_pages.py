@@ -20,7 +20,7 @@ def many_sites(count: int) -> tuple[Report, Profile]:
     stages = tuple(_stage(name, count) for name in STAGES)
     memory = tuple(LiveBytes(f"lowered_{n}", 1000 + n % 7 * 100, 500) for n in range(count))
     ops = tuple(_op(number) for number in range(count))
-    profile = Profile(ops, 90_000, "eager", 5, CostProfile.pinned(), memory)
+    profile = Profile(ops, 90_000, 80_000, "eager", 5, CostProfile.pinned(), memory)
     return Report(tuple(events), _FACTS, stages, memory), profile
 
 

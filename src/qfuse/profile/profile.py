@@ -21,6 +21,8 @@ from qfuse.profile.work import OpWork
 
 _MOST_ROWS = 12
 _WIDTH = 80
+# A run that takes less than this part of the median shows that others were interrupted.
+_DISTURBED = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class Profile:
     Attributes:
         ops: In the order in which they run.
         compiled_nanoseconds: The median time of the compiled model as a whole.
+        compiled_least_nanoseconds: The least of these times. Other programs that run make it much
+            less than the median, because they interrupt a long run more often than a short op.
         backend: What ran it as a whole: ``aoti``, ``eager``, or the names of backends.
         rounds: How often everything was measured.
         machine: The speeds that predictions and shares of the roofline are relative to.
@@ -111,6 +115,7 @@ class Profile:
 
     ops: tuple[OpTime, ...]
     compiled_nanoseconds: int
+    compiled_least_nanoseconds: int
     backend: str
     rounds: int
     machine: CostProfile
@@ -120,6 +125,11 @@ class Profile:
     def nanoseconds(self) -> int:
         """The sum of the measured times of the ops."""
         return sum(op.nanoseconds for op in self.ops)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the compiled model took very different times, as when other programs run."""
+        return self.compiled_least_nanoseconds < _DISTURBED * self.compiled_nanoseconds
 
     @property
     def peak_bytes(self) -> int:
@@ -133,6 +143,7 @@ class Profile:
             "rounds": self.rounds,
             "ops_total_us": self.nanoseconds / 1e3,
             "compiled_us": self.compiled_nanoseconds / 1e3,
+            "compiled_least_us": self.compiled_least_nanoseconds / 1e3,
             "peak_bytes": self.peak_bytes,
             "machine": str(self.machine.machine),
             "ops": [op.to_dict() for op in self.ops],
@@ -182,6 +193,9 @@ class Profile:
             f"op by op {seconds_text(total)}; as a whole, by {self.backend}: "
             f"{seconds_text(compiled)} (medians of {self.rounds})"
         )
+        if self.is_disturbed:
+            least = seconds_text(self.compiled_least_nanoseconds * 1e-9)
+            yield Text(f"the machine is busy: as a whole it took {least} at best", "yellow")
         yield Text(
             f"values of the graph need up to {bytes_text(self.peak_bytes)}; the machine reads "
             f"{rate_text(self.machine.memory_bandwidth)} and computes "

@@ -79,6 +79,7 @@ def profile_plan(
     return Profile(
         ops,
         round(statistics.median(times)),
+        min(times),
         runner.backend,
         len(times),
         machine,

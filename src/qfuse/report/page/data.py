@@ -213,6 +213,11 @@ class _Page:
         return {
             "us": profile.nanoseconds / 1e3,
             "compiled": profile.compiled_nanoseconds / 1e3,
+            "least_text": (
+                seconds_text(profile.compiled_least_nanoseconds * 1e-9)
+                if profile.is_disturbed
+                else ""
+            ),
             "text": seconds_text(profile.nanoseconds * 1e-9),
             "compiled_text": seconds_text(profile.compiled_nanoseconds * 1e-9),
             "backend": profile.backend,
