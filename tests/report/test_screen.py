@@ -159,3 +159,20 @@ def test_a_real_model_names_the_users_line() -> None:
     assert report.work.quantized_products == 1
     assert report.work.share == 0.5
     assert report.work.multiply_adds == 2 * 64 * 256 * 512
+
+
+def test_places_with_another_suggestion_are_another_entry() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(256, 256)
+            self.weight = nn.Parameter(torch.randn(256, 256))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(self.up(x), self.weight)
+
+    report = qfuse.explain(Both().eval(), (torch.randn(64, 256),), target=Target.for_testing())
+    advice = [action.advice.name for action in report.actions if action.advice is not None]
+
+    assert sorted(advice) == ["quantize-parameter", "quantize-weight"]
+    assert {action.reason for action in report.actions} == {"the weight is not quantized"}

@@ -21,9 +21,11 @@ import qfuse
 from qfuse import kernels
 from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
+from qfuse.cli.latency import measure_latency
 from qfuse.cli.options import options_of
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plugins import plugin_command, plugin_names
+from qfuse.cli.preflight import explained, show_preflight
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -164,7 +166,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def compile_command(
     check: str, report_html: str | None, trace: str | None, show_profile: bool, **given: Any
 ) -> None:
-    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
+    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
     request = _request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
@@ -181,13 +183,19 @@ def compile_command(
             progress=say,
             strict=request.strict,
         )
-        say("running the compiled model once")
-        fast(*args, **kwargs)
+        say("measuring the source and the compiled model")
+        latency = measure_latency(model, fast, args, kwargs)
         profile = pages.measure(fast, args, kwargs, say)
-    _show(fast.report, request)
+    facts = replace(
+        fast.report.facts,
+        source_seconds=latency.source_seconds,
+        compiled_seconds=latency.compiled_seconds,
+    )
+    report = _show(replace(fast.report, facts=facts), request)
     # A JSON report on standard output must stay parsable.
     out = _ERR if request.report_json == "-" else _OUT
-    pages.write(fast.report, profile, out)
+    out.print(str(latency), highlight=False)
+    pages.write(report, profile, out)
     if request.show_plan:
         out.print(str(fast.plan), markup=False, highlight=False)
 
@@ -212,14 +220,27 @@ def explain_command(report_html: str | None, **given: Any) -> None:
             progress=say,
             strict=request.strict,
         )
-    _show(report, request)
-    pages.write(report, None, _OUT)
+    pages.write(_show(report, request), None, _OUT)
 
 
 @main.command("doctor")
+@click.argument("model", required=False)
+@click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
-def doctor_command(as_json: bool) -> None:
-    """Show what this machine supports, what would silently not fuse, and how to fix it."""
+def doctor_command(
+    model: str | None, quantize: str | None, sizes: Sequence[str], as_json: bool
+) -> None:
+    """Show what this machine supports, what would silently not fuse, and how to fix it.
+
+    With MODEL, show what costs that model time here.
+    """
+    if model is not None:
+        loaded = load_model(model, parse_size_options(sizes))
+        made = loaded.model, loaded.args, dict(loaded.kwargs or {})
+        source, args, kwargs = quantize_loaded(loaded, quantize, None) if quantize else made
+        show_preflight(explained(source, args, kwargs, None), _OUT, as_json=as_json)
+        return
     findings = diagnose(Target.detect())
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
@@ -340,14 +361,16 @@ def quantize_loaded(
     return quantized.model, args, kwargs
 
 
-def _show(report: Report, request: Request) -> None:
+def _show(report: Report, request: Request) -> Report:
+    """Print the report, and return it with the name of the model as it was given."""
     report = replace(report, facts=replace(report.facts, model=request.model))
     if request.report_json == "-":
         click.echo(report.to_json())
-        return
+        return report
     if request.report_json is not None:
         Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
     _OUT.print(report.renderable(verbose=request.verbose))
+    return report
 
 
 def _float_dtype(request: Request) -> torch.dtype | None:

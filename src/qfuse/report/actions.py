@@ -54,9 +54,12 @@ class Action:
 def actions_of(events: Iterable[Event]) -> tuple[Action, ...]:
     """Return the actions: of the whole model, then by cost, and last those of unknown cost."""
     known = list(events)
-    groups: dict[tuple[str, str], list[tuple[Cause, Place, float | None]]] = {}
+    # One suggestion holds for all places of a group.
+    groups: dict[tuple[str, str, str], list[tuple[Cause, Place, float | None]]] = {}
     for cause, place, seconds in Causes(known).all():
-        groups.setdefault((cause.tried, cause.reason), []).append((cause, place, seconds))
+        advice = advice_for(cause)
+        key = cause.tried, cause.reason, "" if advice is None else advice.name
+        groups.setdefault(key, []).append((cause, place, seconds))
     actions = [_action(group, group[0][0]) for group in groups.values()]
     # The sort is stable: the order of the graph breaks ties.
     actions.sort(key=lambda a: math.inf if a.seconds is None else -a.seconds)

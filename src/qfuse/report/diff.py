@@ -11,7 +11,7 @@ from qfuse.ir.events import EXPAND, HOST, Estimated, Lowered, Place
 from qfuse.report.report import Report
 
 # They differ between any two runs, and say nothing about the model.
-_OF_A_RUN = {"created", "capture", "plan", "compile"}
+_OF_A_RUN = {"created", "capture", "plan", "compile", "source call", "compiled call"}
 _FLOAT = "float"
 FACTOR = 1.05
 """Predictions that differ by less are equal."""

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from qfuse._version import __version__
+from qfuse.cost import seconds_text
 from qfuse.ir.events import Exactness
 from qfuse.targets import Target
 
@@ -87,6 +88,8 @@ class Facts:
         capture_seconds: Time to capture the graph.
         plan_seconds: Time to rewrite and lower it.
         compile_seconds: Time to compile what was lowered.
+        source_seconds: Measured time of a call of the source model; ``None`` if not measured.
+        compiled_seconds: Measured time of a call of the compiled model, in the same rounds.
         constant_bytes: Bytes of the constants of the lowered graph.
         claims: What backends of other packages claimed.
         standalone_pass: Name of the pass, in a report of :mod:`qfuse.passes`.
@@ -105,6 +108,8 @@ class Facts:
     capture_seconds: float | None = None
     plan_seconds: float | None = None
     compile_seconds: float | None = None
+    source_seconds: float | None = None
+    compiled_seconds: float | None = None
     constant_bytes: int | None = None
     claims: tuple[ClaimFacts, ...] = ()
     standalone_pass: str = ""
@@ -133,7 +138,8 @@ def _row(name: str, value: Any) -> dict[str, str]:
         return {f"claimed by {claim.backend}": str(claim) for claim in value}
     stem, _, unit = name.rpartition("_")
     if unit == "seconds":
-        return {stem: f"{value:.1f} s"}
+        measured = name in {"source_seconds", "compiled_seconds"}
+        return {f"{stem} call" if measured else stem: seconds_text(value)}
     if unit == "bytes":
         return {f"{stem}s": f"{value / 1e6:.1f} MB"}
     if unit == "version":

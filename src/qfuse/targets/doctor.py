@@ -41,6 +41,7 @@ class Affects(StrEnum):
     OWN_KERNELS = "own-kernels"
     DECLARED_KERNELS = "declared-kernels"
     INDUCTOR = "inductor"
+    AVOIDED = "avoided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +292,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             "torch.compile emits for one token of a dynamically quantized model: results are "
             "garbage, without an error",
             f"compile with qfuse ({own}), or pad such inputs to two rows",
+            Affects.AVOIDED,
         )
     if not seen.int_mm_exact:
         yield Finding(
@@ -298,6 +300,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             f"{what} at full range",
             "is wrong for large int8 values: partial sums overflow on this CPU",
             f"compile with qfuse ({own}), or quantize to 7 bits (reduce_range)",
+            Affects.AVOIDED,
         )
     elif not target.has_vnni and target.has_kernel("aten::_int_mm"):
         # A sample can show that sums saturate, but not that none do.
@@ -332,7 +335,7 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
     yield Finding(
         Level.WARN,
         "plain AOTInductor",
-        "does not freeze unless details to, so the same holds for its packages",
+        "does not freeze unless its options say so, so the same holds for its packages",
         "use qfuse.compile; or pass freezing in its options, under torch.no_grad()",
         Affects.INDUCTOR,
     )

@@ -255,6 +255,12 @@ CASES = (
     _case("one-quantize", MissCode.SHARED, _twice(0.06), _twice(0.05)),
     _case("same-scale-on-both-sides", None, _moved(0.05, 0.07), _moved(0.05, 0.05)),
     _case(
+        "same-scale-on-both-sides",
+        MissCode.ORDER,
+        lambda m, x: F.linear(static(static(linear(m, x), 0.05)[:32], 0.07), weight(m)),
+        lambda m, x: F.linear(static(static(linear(m, x), 0.05)[:32], 0.05), weight(m)),
+    ),
+    _case(
         "leaky-relu",
         MissCode.SHARED,
         _then(lambda y: torch.maximum(y, 0.1 * y)),

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.passes.test_equality import static
-from tests.report.advice.cases import CASES, Case, Weighted, activations, linear
+from tests.report.advice.cases import (
+    CASES,
+    Case,
+    Forward,
+    Weighted,
+    activations,
+    linear,
+    weight,
+)
+from tests.report.advice.cases import static as quantized
 from torch import nn
 
 import qfuse
@@ -18,7 +28,7 @@ from qfuse.ir.events import MissCode
 from qfuse.passes import MergeLinears
 from qfuse.report import Report
 from qfuse.report.actions import Action
-from qfuse.report.advice import ADVICE, NEEDS_NONE
+from qfuse.report.advice import ADVICE, NEEDS_NONE, Cause, advice_for
 from qfuse.targets import Target
 
 PAGE = Path(__file__).parents[3] / "docs" / "report.md"
@@ -58,6 +68,7 @@ def test_a_suggestion_helps_when_it_is_followed(case: Case) -> None:
     )
     assert fires or fewer or opened or len(after.fused) > len(before.fused)
     assert action.advice is not None
+    assert action.code is case.code
     assert case.code in action.advice.codes
     shown = before.text(verbose=True)
     assert f"do: {action.advice.do}" in shown
@@ -118,3 +129,30 @@ def test_every_suggestion_has_an_entry_in_the_documentation() -> None:
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.name)
 def test_a_suggestion_fits_its_line(advice: object) -> None:
     assert len(getattr(advice, "do", "")) in range(1, 75)
+
+
+WITHOUT: dict[MissCode, Forward] = {
+    MissCode.SHAPE: lambda m, x: linear(m, x) + x.expand(4, *x.shape),
+    MissCode.PROFIT: lambda m, x: F.linear(
+        quantized(torch.cat([quantized(x[:, :128], 0.05), quantized(x[:, 128:], 0.06)], 1), 0.07),
+        weight(m),
+    ),
+    # A norm over the rows.
+    MissCode.AXIS: lambda m, x: F.linear(
+        quantized(x * torch.rsqrt(x.pow(2).mean(0, keepdim=True) + 1e-6) * m.s), weight(m)
+    ),
+}
+"""Models whose misses nothing helps against: the model needs what the rule refuses."""
+
+
+@pytest.mark.parametrize("code", WITHOUT, ids=str)
+def test_codes_without_a_suggestion_have_an_example(code: MissCode) -> None:
+    report = explained(Weighted(WITHOUT[code]), activations())
+    seen = [miss for miss in report.closest_misses if miss.code is code]
+
+    assert seen
+    assert all(advice_for(Cause(code, miss.rule, miss.reason)) is None for miss in seen)
+
+
+def test_codes_that_need_no_suggestion_are_these() -> None:
+    assert set(WITHOUT) == set(NEEDS_NONE)

@@ -103,7 +103,7 @@ _SCALES = (
     Advice(
         "same-scale-on-both-sides",
         "use the same scale and zero point before and after",
-        (None, MissCode.PROFIT),
+        (None, MissCode.PROFIT, MissCode.ORDER),
         "it changes the parameters between two quantized ops",
     ),
 )
@@ -207,7 +207,6 @@ ADVICE: tuple[Advice, ...] = (
 NEEDS_NONE: Mapping[MissCode, str] = {
     MissCode.AXIS: "a split, a merge or a sum runs along another axis, which the model needs",
     MissCode.SHAPE: "the shapes are those of the model",
-    MissCode.ORDER: "the order of the ops is that of the model",
     MissCode.PROFIT: "the rewrite is predicted to be slower, so nothing is lost",
 }
 """Codes without a suggestion of their own, each with the reason."""
