@@ -25,6 +25,8 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
+from qfuse.profile import Profile, profile_plan
+from qfuse.profile.memory import live_bytes
 from qfuse.report import Report
 from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
 from qfuse.report.strict import require_quantized
@@ -54,6 +56,21 @@ class CompiledModel(CompiledModule):
         ops = f"{fused} quantized ops on kernels, {expanded} expanded"
         name = type(self).__name__
         return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"
+
+    def profile(self, *args: object, **kwargs: object) -> Profile:
+        """Run the lowered graph op by op with a clock on every op, for about two seconds.
+
+        Takes the inputs of a call. They are not written, and the model's state does not change.
+        The result has the measured and predicted time of each op, its share of this machine's
+        roofline, and the time of the compiled model as a whole.
+
+        Raises:
+            InputError: The arguments do not match the captured signature.
+        """
+        caller = Caller(self.signature)
+        inputs = caller.check(caller.bind(args, kwargs))
+        machine = load_or_measure(Target.detect(extensions=False))
+        return profile_plan(self.plan, self.runner, inputs, machine)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         """Copy the mutable state; code and constants are immutable and shared."""
@@ -290,7 +307,7 @@ class _Session:
                     warn=True,
                 )
             )
-        return Report(tuple(events), facts)
+        return Report(tuple(events), facts, plan.stages, live_bytes(plan.lowered.graph))
 
 
 def _claims(plan: Plan, backend: str | None) -> tuple[ClaimFacts, ...]:

@@ -23,6 +23,7 @@ from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
 from qfuse.cli.options import options_of
+from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.preflight import explained, show_preflight
 from qfuse.ir.errors import OptionsError, QfuseError
@@ -161,9 +162,13 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="how values are checked",
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
-def compile_command(check: str, **given: Any) -> None:
+@measuring_options
+def compile_command(
+    check: str, report_html: str | None, trace: str | None, show_profile: bool, **given: Any
+) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
     request = _request(given, check)
+    pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -180,24 +185,28 @@ def compile_command(check: str, **given: Any) -> None:
         )
         say("measuring the source and the compiled model")
         latency = measure_latency(model, fast, args, kwargs)
+        profile = pages.measure(fast, args, kwargs, say)
     facts = replace(
         fast.report.facts,
         source_seconds=latency.source_seconds,
         compiled_seconds=latency.compiled_seconds,
     )
-    _show(replace(fast.report, facts=facts), request)
-    (_ERR if request.report_json == "-" else _OUT).print(str(latency), highlight=False)
+    report = _show(replace(fast.report, facts=facts), request)
+    # A JSON report on standard output must stay parsable.
+    out = _ERR if request.report_json == "-" else _OUT
+    out.print(str(latency), highlight=False)
+    pages.write(report, profile, out)
     if request.show_plan:
-        # A JSON report on standard output must stay parsable.
-        out = _ERR if request.report_json == "-" else _OUT
         out.print(str(fast.plan), markup=False, highlight=False)
 
 
 @main.command("explain")
 @_model_options
-def explain_command(**given: Any) -> None:
+@page_options
+def explain_command(report_html: str | None, **given: Any) -> None:
     """Print the report of compiling MODEL, without compiling or running it."""
     request = _request(given, Check.OFF.value)
+    pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -211,7 +220,7 @@ def explain_command(**given: Any) -> None:
             progress=say,
             strict=request.strict,
         )
-    _show(report, request)
+    pages.write(_show(report, request), None, _OUT)
 
 
 @main.command("doctor")
@@ -352,14 +361,16 @@ def quantize_loaded(
     return quantized.model, args, kwargs
 
 
-def _show(report: Report, request: Request) -> None:
+def _show(report: Report, request: Request) -> Report:
+    """Print the report, and return it with the name of the model as it was given."""
     report = replace(report, facts=replace(report.facts, model=request.model))
     if request.report_json == "-":
         click.echo(report.to_json())
-        return
+        return report
     if request.report_json is not None:
         Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
     _OUT.print(report.renderable(verbose=request.verbose))
+    return report
 
 
 def _float_dtype(request: Request) -> torch.dtype | None:

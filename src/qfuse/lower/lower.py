@@ -9,7 +9,13 @@ from typing import Any
 from qfuse.cost.model import CostModel
 from qfuse.ir.events import EXPAND, ExpandCause, Left, Lowered
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
+from qfuse.ir.graph.stage_graph import (
+    SITE_META,
+    WORK_META,
+    LoweredGraph,
+    OptimizedGraph,
+    place_of,
+)
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.convolution import as_fused_convolution
@@ -262,6 +268,8 @@ class _Lowering:
             made = {0: self._finish(problem, made[0], offer.claim, rw)}
         for old in problem.replaced:
             rw.replace(old.node, made[old.index], but=old.but)
+        for node in rw.journal.made:
+            node.meta.update({SITE_META: problem.place.name, WORK_META: offer.claim.work})
 
     def _finish(self, problem: ProductProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""

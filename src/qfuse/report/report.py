@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -21,13 +23,17 @@ from qfuse.ir.events import (
     Noted,
     RolledBack,
 )
+from qfuse.profile import Profile
+from qfuse.profile.memory import LiveBytes
 from qfuse.report.actions import Action, actions_of
 from qfuse.report.data import SCHEMA, event_data, finite, read_report
 from qfuse.report.facts import Facts
 from qfuse.report.frame import to_frame
+from qfuse.report.page import page_html
 from qfuse.report.screen import COLUMNS, first_screen
 from qfuse.report.tables import render_verbose
 from qfuse.report.work import WorkShare, work_share
+from qfuse.snapshots import StageSnapshot
 
 _WIDE = 120
 
@@ -42,10 +48,14 @@ class Report:
     Attributes:
         events: In the order in which they happened.
         facts: Facts about the whole compilation: target, versions, backend, check, seconds.
+        stages: Snapshots of the graph, for the page; not part of the JSON.
+        memory: The live bytes of the lowered graph, for the page; not part of the JSON.
     """
 
     events: tuple[Event, ...]
     facts: Facts = field(default_factory=Facts)
+    stages: tuple[StageSnapshot, ...] = field(default=(), repr=False, compare=False)
+    memory: tuple[LiveBytes, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def fused(self) -> tuple[Lowered, ...]:
@@ -178,6 +188,22 @@ class Report:
             OptionsError: pandas is not installed.
         """
         return to_frame(self.events)
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        profile: Profile | None = None,
+        sqnr: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write the report as one HTML file, which needs no network and no server.
+
+        Args:
+            path: The file.
+            profile: What ``fast.profile(...)`` returned, for measured times.
+            sqnr: The signal-to-noise ratio in dB by path of the module.
+        """
+        Path(path).write_text(page_html(self, profile, sqnr), encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
