@@ -252,7 +252,8 @@ def _lowered(event: Lowered) -> _Site:
     for name, reason in event.losers:
         refused.setdefault(reason, []).append(name)
     losers = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in refused.items())
-    why = event.why or losers.partition("\n")[0]
+    # Why others lost is no reason for the kernel that runs.
+    why = event.why if status == "kernel" else event.why or losers.partition("\n")[0]
     place, kernel = event.place, event.kernel
     return _Site(status, place, event.what, kernel, why, event.predicted, losers=losers)
 
