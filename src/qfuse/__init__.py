@@ -20,6 +20,7 @@ from qfuse.ir.errors import (
     InputError,
     NormalizeError,
     OptionsError,
+    PlanError,
     QfuseError,
 )
 from qfuse.options import Options
@@ -36,6 +37,7 @@ __all__ = [
     "NormalizeError",
     "Options",
     "OptionsError",
+    "PlanError",
     "QfuseError",
     "Report",
     "Target",

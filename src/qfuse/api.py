@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import Module
 from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
-from qfuse.cost import CostModel, load_or_measure
+from qfuse.cost import CostModel, CostProfile, load_or_measure
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, Exactness, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
@@ -24,6 +25,8 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
+from qfuse.plans import PlanData, read_plan
+from qfuse.replay import planned_options, replay_plan
 from qfuse.report import Report
 from qfuse.targets import Target
 
@@ -70,6 +73,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     float_dtype: torch.dtype | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
+    plan: str | Path | Mapping[str, Any] | None = None,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
 
@@ -89,6 +93,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
             the rounding of the source's own dtypes, so it is opt-in.
         options: A :class:`qfuse.Options`, or a mapping of its fields.
         progress: Called with a short description when a step begins.
+        plan: A saved plan to replay, as a path or as parsed JSON: the same rewrites, kernels
+            and options, besides what was edited in it.
 
     Returns:
         A callable with the model's signature, a ``report`` and a ``plan``.
@@ -98,22 +104,26 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         NormalizeError: A quantization op is malformed, or cannot run on this machine.
         OptionsError: An option has an invalid value.
         BackendError: The requested backend does not work on this machine.
+        PlanError: The plan does not fit the model, this machine or these versions.
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
             one name.
     """
+    wanted = None if plan is None else read_plan(plan)
+    if wanted is not None:
+        options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
     session = _Session.start(target, check, float_dtype, options, progress)
     with _TRACING:
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with _as_captured():
             with session.timed("plan"):
-                plan = session.pipeline().plan(captured, inputs)
+                made = session.plan(captured, inputs, wanted)
             with session.timed("compile"):
-                runner = plan.compile(
+                runner = made.compile(
                     str(session.options.backend), session.backend_options(), session.progress
                 )
-            runner = plan.confirm(runner, inputs)
-    module = CompiledModule(plan.lowered.signature, runner)
-    return CompiledModel(module, plan, session.report(plan, runner.backend))
+            runner = made.confirm(runner, inputs)
+    module = CompiledModule(made.lowered.signature, runner)
+    return CompiledModel(module, made, session.report(made, runner.backend))
 
 
 def explain(  # noqa: PLR0913 - one keyword per option
@@ -225,9 +235,20 @@ class _Session:
         caller = Caller(captured.signature)
         return captured, caller.check(caller.bind(args, kwargs))
 
-    def pipeline(self) -> Pipeline:
+    def plan(
+        self,
+        captured: CapturedGraph,
+        inputs: Sequence[torch.Tensor],
+        wanted: PlanData | None = None,
+    ) -> Plan:
+        """Rewrite the graph and check its values; replay ``wanted`` if there is such a plan."""
+        if wanted is None:
+            return self.pipeline().plan(captured, inputs)
+        return replay_plan(self.pipeline(wanted.profile), wanted, captured, inputs)
+
+    def pipeline(self, profile: CostProfile | None = None) -> Pipeline:
         """Return the pipeline from the captured to the lowered graph."""
-        cost = CostModel(load_or_measure(self.target))
+        cost = CostModel(profile or load_or_measure(self.target))
         return Pipeline(
             self.target,
             cost,

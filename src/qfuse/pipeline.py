@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -21,6 +22,7 @@ from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.run import run_flat
 from qfuse.ir.signature.strides import with_measured_strides
 from qfuse.ir.stages.verify import verify
@@ -32,6 +34,7 @@ from qfuse.model_check import ModelCheck, bisect
 from qfuse.normalize import normalize
 from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
+from qfuse.plans import PlanData, package_versions, record_plan
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
@@ -41,6 +44,8 @@ from qfuse.rewrite.site_check import SiteChecker
 from qfuse.targets.target import Target
 
 _ATTEMPTS = 8
+EVERY_REWRITE = "pipeline/every-rewrite"
+"""In place of a key: no rewrite at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +56,30 @@ class Plan:
         lowered: The graph.
         reference: The outputs of its source, if they were measured.
         backends: The backends of other packages that claimed ops.
+        data: The decisions, to save, edit, compare and replay.
     """
 
     lowered: LoweredGraph
     reference: ModelCheck | None = None
     backends: tuple[Backend, ...] = ()
+    data: PlanData | None = None
 
     def __str__(self) -> str:
         return to_text(self.lowered.graph)
+
+    def to_json(self) -> str:
+        """Return the decisions as JSON: rewrites and kernels, options, versions, machine."""
+        assert self.data is not None, "the plan was made without a pipeline"
+        return self.data.to_json()
+
+    def save(self, path: str | Path) -> None:
+        """Write the decisions to a file, which ``qfuse.compile(..., plan=path)`` replays.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        assert self.data is not None, "the plan was made without a pipeline"
+        self.data.save(path)
 
     def compile(
         self,
@@ -167,6 +188,8 @@ class Pipeline:
         progress: Called with a short description when a step begins.
         without: Names of disabled rewrites of the optimize stage.
         extensions: Rules, kernels and backends of other packages.
+        banned: Keys of rewrites that a plan switched off.
+        forced: Kernels that a plan chose, by the name of the op's node.
     """
 
     target: Target
@@ -177,6 +200,8 @@ class Pipeline:
     progress: Callable[[str], None] | None = None
     without: tuple[str, ...] = ()
     extensions: Extensions = field(default_factory=Extensions)
+    banned: frozenset[str] = frozenset()
+    forced: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = rewrite_names() | self.extensions.rule_names
@@ -188,8 +213,13 @@ class Pipeline:
                 )
 
     @property
-    def _banned(self) -> frozenset[str]:
+    def _requested(self) -> frozenset[str]:
         return frozenset(f"optimize/{name}" for name in self.without)
+
+    def budget(self, *more: str, fuel: int | None = None) -> RewriteBudget:
+        """Return a budget without what options and a plan switched off, and without ``more``."""
+        banned = self._requested | self.banned | set(more)
+        return RewriteBudget(0 if EVERY_REWRITE in banned else fuel, banned)
 
     def rewrite(
         self,
@@ -201,7 +231,7 @@ class Pipeline:
         program = clone(captured)
         verify(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
-        budget = budget or RewriteBudget(banned=self._banned)
+        budget = budget or self.budget()
 
         def context(stage: str) -> RewriteContext:
             return RewriteContext(stage, self.cost, budget, checker, strict=False)
@@ -215,7 +245,7 @@ class Pipeline:
             return claim_ops(optimized, more.backends, context("lower"))
         added = [kernel for make in more.kernels for kernel in make()]
         kernels = (*all_kernels(self.kernels), *added)
-        return lower(optimized, self.target, self.cost, kernels, context("lower"))
+        return lower(optimized, self.target, self.cost, kernels, context("lower"), self.forced)
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite the graph, check the values of the model, and undo rewrites that break them.
@@ -224,26 +254,27 @@ class Pipeline:
             CaptureError: The model does not run on its example inputs.
             CheckError: Values are wrong with every rewrite undone.
         """
-        budget = RewriteBudget(banned=self._banned)
+        budget = self.budget()
         # First, so that a model that does not run is told apart from a rewrite that does not.
         reference = None if self.check is Check.OFF else self._measure(captured, inputs)
         self._say("rewriting the graph")
         lowered = self.rewrite(captured, inputs, budget)
         if reference is None:
-            return Plan(lowered, None, self.extensions.backends)
+            return self._finish(lowered, None, budget)
         self._say("checking values")
         undone: list[RolledBack] = []
         verdict = _verdict(lowered, reference, inputs)
         while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:
             self._say("looking for the rewrite that changed values")
             key = self._find(captured, inputs, reference, budget)
-            budget = RewriteBudget(banned=budget.banned | {key, *_whole_rule(key, undone)})
+            budget = self.budget(*budget.banned, key, *_whole_rule(key, undone))
             undone.append(_rolled_back(key, verdict))
             lowered = self.rewrite(captured, inputs, budget)
             verdict = _verdict(lowered, reference, inputs)
         if verdict.wrong is not None:
-            undone.append(_rolled_back("pipeline/every-rewrite", verdict))
-            lowered = self.rewrite(captured, inputs, RewriteBudget(fuel=0))
+            undone.append(_rolled_back(EVERY_REWRITE, verdict))
+            budget = self.budget(EVERY_REWRITE)
+            lowered = self.rewrite(captured, inputs, budget)
             verdict = _verdict(lowered, reference, inputs)
         for event in undone:
             lowered.log.add(event)
@@ -254,7 +285,26 @@ class Pipeline:
                 fix="this is a bug of qfuse; please report it with the model",
             )
         signature = with_measured_strides(lowered.signature, reference.outputs)
-        return Plan(replace(lowered, signature=signature), reference, self.extensions.backends)
+        return self._finish(replace(lowered, signature=signature), reference, budget)
+
+    def _finish(
+        self, lowered: LoweredGraph, reference: ModelCheck | None, budget: RewriteBudget
+    ) -> Plan:
+        """Return the plan with its decisions as data."""
+        backends = self.extensions.backends
+        sites, chosen = record_plan(lowered.log, budget, self._requested, self.banned)
+        data = PlanData(
+            package_versions(self.target),
+            self.target,
+            self.cost.profile,
+            self.without,
+            self.kernels.available,
+            None if self.float_dtype is None else dtype_name(self.float_dtype),
+            tuple(backend.name for backend in backends),
+            sites,
+            chosen,
+        )
+        return Plan(lowered, reference, backends, data)
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
         try:
@@ -280,7 +330,7 @@ class Pipeline:
         """Return the key of the first rewrite after which values are wrong, found by bisection."""
 
         def holds(fuel: int) -> bool:
-            some = self.rewrite(captured, inputs, RewriteBudget(fuel, budget.banned))
+            some = self.rewrite(captured, inputs, self.budget(*budget.banned, fuel=fuel))
             return _verdict(some, reference, inputs).wrong is None
 
         return budget.allowed[bisect(len(budget.allowed), holds) - 1]

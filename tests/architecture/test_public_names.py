@@ -24,6 +24,7 @@ PUBLIC = {
     "NormalizeError",
     "Options",
     "OptionsError",
+    "PlanError",
     "QfuseError",
     "Report",
     "Target",

@@ -21,6 +21,7 @@ import qfuse
 from qfuse import kernels
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
+from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
@@ -152,6 +153,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="how values are checked",
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
+@plan_options
 def compile_command(check: str, **given: Any) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
     request = _request(given, check)
@@ -167,9 +169,12 @@ def compile_command(check: str, **given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            plan=given["use_plan"],
         )
         say("running the compiled model once")
         fast(*args, **kwargs)
+    if given["save_plan"] is not None:
+        fast.plan.save(given["save_plan"])
     _show(fast.report, request)
     if request.show_plan:
         # A JSON report on standard output must stay parsable.
@@ -237,6 +242,9 @@ def build_kernels_command(into: Path | None) -> None:
     _OUT.print(kernel_table(library))
     if copied is not None:
         _OUT.print(f"copied to: {copied}", soft_wrap=True)
+
+
+main.add_command(plan_command)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:

@@ -90,6 +90,10 @@ class ExtensionError(QfuseError):
     """A dialect, rule, kernel or backend of another package is broken, or clashes with one."""
 
 
+class PlanError(QfuseError, ValueError):
+    """A plan is malformed, or does not fit the model, this machine or these versions."""
+
+
 class OptionsError(QfuseError, ValueError):
     """An option has an invalid value."""
 

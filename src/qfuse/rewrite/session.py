@@ -97,7 +97,7 @@ class RewriteSession:
             The committed rewrite, or why it was not applied.
         """
         key, budget = self.context.key(rule, node), self.context.budget
-        if not budget.allows(key):
+        if not budget.allows(key, place_of(node)):
             return Denied(banned=budget.bans(key))
         return self._attempt(rule, node, edit, proof, event)
 
