@@ -17,6 +17,7 @@ from torch.nn import Module
 from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
+from qfuse.cases import keep_cases
 from qfuse.cost import CostModel, CostProfile, load_or_measure
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, Exactness, Lowered, Noted
@@ -242,9 +243,12 @@ class _Session:
         wanted: PlanData | None = None,
     ) -> Plan:
         """Rewrite the graph and check its values; replay ``wanted`` if there is such a plan."""
+        pipeline = self.pipeline(None if wanted is None else wanted.profile)
         if wanted is None:
-            return self.pipeline().plan(captured, inputs)
-        return replay_plan(self.pipeline(wanted.profile), wanted, captured, inputs)
+            made = pipeline.plan(captured, inputs)
+        else:
+            made = replay_plan(pipeline, wanted, captured, inputs)
+        return keep_cases(self.options.repro, pipeline, captured, inputs, made)
 
     def pipeline(self, profile: CostProfile | None = None) -> Pipeline:
         """Return the pipeline from the captured to the lowered graph."""

@@ -357,8 +357,9 @@ def _whole_rule(key: str, undone: Sequence[RolledBack]) -> set[str]:
 def _rolled_back(key: str, verdict: Verdict) -> RolledBack:
     stage, _, rest = key.partition("/")
     rule = rest.partition("@")[0]
-    repro = f"qfuse.compile(model, args, check='site') and look for {key}"
-    return RolledBack(stage, rule, key, (), verdict.wrong or "", repro)
+    return RolledBack(
+        stage, rule, key, (), verdict.wrong or "", error=verdict.error, allowed=verdict.allowed
+    )
 
 
 def _checked(what: str, verdict: Verdict, exactness: Exactness = Exactness.ROUNDING) -> Checked:

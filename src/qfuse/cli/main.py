@@ -23,6 +23,7 @@ from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
+from qfuse.cli.repro import repro_command
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -245,6 +246,7 @@ def build_kernels_command(into: Path | None) -> None:
 
 
 main.add_command(plan_command)
+main.add_command(repro_command)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:
