@@ -29,6 +29,7 @@ PUBLIC = {
     "Report",
     "Target",
     "__version__",
+    "bisect",
     "clear_reports",
     "compile",
     "explain",
