@@ -204,7 +204,9 @@ def test_what_a_difference_is_must_be_said(given: dict[str, Any], word: str) -> 
 
 def test_a_predicate_that_fails_is_named() -> None:
     with pytest.raises(OptionsError, match="the predicate failed: KeyError"):
-        qfuse.bisect(Twice().eval(), (x(),), differs=lambda *_: {}["logits"], options=OPTIONS)
+        qfuse.bisect(
+            Twice().eval(), (x(),), differs=lambda *_: dict[str, bool]()["logits"], options=OPTIONS
+        )
 
 
 @pytest.mark.parametrize(

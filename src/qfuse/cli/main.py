@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli.bundle import bundle_options, show_bundle
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cli.plans import plan_command, plan_options
@@ -205,8 +206,12 @@ def explain_command(**given: Any) -> None:
 
 @main.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
-def doctor_command(as_json: bool) -> None:
+@bundle_options
+def doctor_command(as_json: bool, bundle: Path | None, report: Path | None) -> None:
     """Show what this machine supports, what would silently not fuse, and how to fix it."""
+    if bundle is not None or report is not None:
+        show_bundle(bundle, report)
+        return
     findings = diagnose(Target.detect())
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
