@@ -30,7 +30,7 @@ from qfuse.kernels import KernelLibrary
 from qfuse.lower import claim_ops, lower
 from qfuse.lower.kernels.installed import MakeKernels, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
-from qfuse.model_check import ModelCheck, bisect
+from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.normalize import normalize
 from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
@@ -333,7 +333,7 @@ class Pipeline:
             some = self.rewrite(captured, inputs, self.budget(*budget.banned, fuel=fuel))
             return _verdict(some, reference, inputs).wrong is None
 
-        return budget.allowed[bisect(len(budget.allowed), holds) - 1]
+        return budget.allowed[bisect_count(len(budget.allowed), holds) - 1]
 
 
 def _verdict(

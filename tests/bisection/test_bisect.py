@@ -20,7 +20,7 @@ from tests.test_pipeline import Off
 import qfuse
 from qfuse import pipeline
 from qfuse.bisection import Origin
-from qfuse.bisection.difference import Tolerance, difference, largest
+from qfuse.bisection.difference import ResultTolerance, largest, make_differs
 from qfuse.cli import main
 from qfuse.ir.errors import OptionsError
 from qfuse.lower.kernels.registry import all_kernels
@@ -225,8 +225,8 @@ def test_a_predicate_that_fails_is_named() -> None:
     ],
 )
 def test_tolerance_and_error(got: Any, expected: Any, differ: bool, error: float | None) -> None:
-    assert Tolerance(0.0, 1e-6)(got, expected) is differ
-    assert difference(None, None, 1e-6)(got, expected) is differ
+    assert ResultTolerance(0.0, 1e-6)(got, expected) is differ
+    assert make_differs(None, None, 1e-6)(got, expected) is differ
     assert largest(got, expected) == error
 
 

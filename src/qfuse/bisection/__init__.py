@@ -1,4 +1,4 @@
-"""Find the rewrite, the kernel or the backend behind a difference that a user sees."""
+"""Find the rewrite, the kernel or the backend that causes a difference that a user sees."""
 
 from __future__ import annotations
 

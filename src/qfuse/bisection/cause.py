@@ -1,4 +1,4 @@
-"""``qfuse.bisect``: from a difference to the rewrite behind it."""
+"""``qfuse.bisect``: from a difference to the rewrite that causes it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.export import ExportedProgram
 from torch.nn import Module
 
 from qfuse.api import _TRACING, _as_captured, _examples, _Session
-from qfuse.bisection.difference import Differs, difference, largest
+from qfuse.bisection.difference import Differs, largest, make_differs
 from qfuse.bisection.result import Bisection, Culprit, Origin
-from qfuse.bisection.run import Call
-from qfuse.bisection.search import Search
+from qfuse.bisection.run import ExampleCall
+from qfuse.bisection.search import RewriteSearch
 from qfuse.kernels import KernelLibrary
 from qfuse.options import BuiltinBackend, Options
 from qfuse.pipeline import Plan
@@ -62,12 +62,12 @@ def bisect(  # noqa: PLR0913 - one keyword per option
         OptionsError: There is neither a tolerance nor a predicate, or an option is invalid.
         CaptureError, NormalizeError, BackendError, ExtensionError: As :func:`qfuse.compile`.
     """
-    judge = difference(differs, rtol, atol)
+    judge = make_differs(differs, rtol, atol)
     session = _Session.start(target, check, float_dtype, options, progress)
     say = progress or _ignore
     with _TRACING:
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-        call = Call(*_examples(model, args, kwargs))
+        call = ExampleCall(*_examples(model, args, kwargs))
         say("running the model")
         expected = call.run_source(model, captured)
         with _as_captured():
@@ -76,7 +76,7 @@ def bisect(  # noqa: PLR0913 - one keyword per option
                 return Bisection(Origin.CAPTURE, error=largest(own, expected), note=_CAPTURE)
             pipeline = session.pipeline()
             plan = pipeline.plan(captured, inputs)
-            search = Search.quiet(
+            search = RewriteSearch.quiet(
                 pipeline,
                 captured=captured,
                 inputs=inputs,
@@ -94,7 +94,7 @@ _CAPTURE = "torch.export or the decomposition changed it; compare with torch.exp
 _STAYS = "this is a bug of qfuse, or values that the model's own rounding decides; please report it"
 
 
-def _rewrites(search: Search, plan: Plan) -> Bisection:
+def _rewrites(search: RewriteSearch, plan: Plan) -> Bisection:
     """Find the rewrites behind a difference, and how to turn them off."""
     assert plan.data is not None, "the pipeline records its decisions"
     error = search.error(plan.lowered)
@@ -117,7 +117,7 @@ def _rewrites(search: Search, plan: Plan) -> Bisection:
 
 
 def _options(
-    search: Search, culprits: list[Culprit], before: frozenset[str]
+    search: RewriteSearch, culprits: list[Culprit], before: frozenset[str]
 ) -> dict[str, Any] | None:
     """Return options that turn the culprits off, if a run shows that they do."""
     rules = sorted({one.rule for one in culprits})
@@ -134,7 +134,7 @@ def _options(
     return None if search.wrong(graph) else found
 
 
-def _backend(session: _Session, search: Search, plan: Plan) -> Bisection:
+def _backend(session: _Session, search: RewriteSearch, plan: Plan) -> Bisection:
     """Compare the compiled code of a graph that is right when it is run op by op."""
     backend = session.options.backend
     search.say("compiling the graph")

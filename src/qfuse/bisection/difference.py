@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from qfuse.ir.errors import USER_CODE_ERRORS, OptionsError
-from qfuse.ir.signature._tree_api import leaves_of
+from qfuse.ir.signature._tree_api import tree_leaves
 
 Differs = Callable[[Any, Any], bool]
 """Takes the result of a compiled model and the expected one, in the structure of the model."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tolerance:
+class ResultTolerance:
     """Two results differ if an element is off by more than ``atol + rtol * abs(expected)``."""
 
     rtol: float
@@ -25,7 +25,7 @@ class Tolerance:
 
     def __call__(self, got: Any, expected: Any) -> bool:
         """Whether the results differ; NaN equals NaN."""
-        one, two = leaves_of(got), leaves_of(expected)
+        one, two = tree_leaves(got), tree_leaves(expected)
         if len(one) != len(two):
             return True
         return any(self._differ(a, b) for a, b in zip(one, two, strict=True))
@@ -41,7 +41,7 @@ class Tolerance:
         return not torch.allclose(a, b, self.rtol, self.atol, equal_nan=True)
 
 
-def difference(differs: Differs | None, rtol: float | None, atol: float | None) -> Differs:
+def make_differs(differs: Differs | None, rtol: float | None, atol: float | None) -> Differs:
     """Return what decides whether two results differ.
 
     Raises:
@@ -53,7 +53,7 @@ def difference(differs: Differs | None, rtol: float | None, atol: float | None) 
             fix="as in atol=1e-3, or differs=lambda got, expected: bool(...)",
         )
     if differs is None:
-        return Tolerance(_checked("rtol", rtol), _checked("atol", atol))
+        return ResultTolerance(_checked("rtol", rtol), _checked("atol", atol))
     if not callable(differs):
         raise OptionsError(f"differs must be a function of two results, not {differs!r}")
     return _Asked(differs)
@@ -64,7 +64,7 @@ def largest(got: Any, expected: Any) -> float | None:
 
     It is infinite where only one of two elements is finite.
     """
-    one, two = leaves_of(got), leaves_of(expected)
+    one, two = tree_leaves(got), tree_leaves(expected)
     found = 0.0
     if len(one) != len(two):
         return None

@@ -19,7 +19,7 @@ from qfuse.ir.signature.run import run_flat
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ExampleCall:
     """Arguments of a call; runs get copies, since a model may write to them."""
 
     args: tuple[Any, ...]

@@ -10,10 +10,10 @@ import torch
 
 from qfuse.bisection.difference import Differs, largest
 from qfuse.bisection.result import Culprit
-from qfuse.bisection.run import Call
+from qfuse.bisection.run import ExampleCall
 from qfuse.ir.events import Lowered
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
-from qfuse.model_check import bisect as bisect_count
+from qfuse.model_check import bisect_count
 from qfuse.options import Check
 from qfuse.pipeline import Pipeline
 from qfuse.rewrite.budget import RewriteBudget, rule_of
@@ -23,7 +23,7 @@ _MOST = 8
 
 
 @dataclass(slots=True)
-class Search:
+class RewriteSearch:
     """Rewrites and runs one captured graph, with some rewrites left out.
 
     Attributes:
@@ -40,14 +40,14 @@ class Search:
     pipeline: Pipeline
     captured: CapturedGraph
     inputs: Sequence[torch.Tensor]
-    call: Call
+    call: ExampleCall
     expected: Any
     differs: Differs
     say: Callable[[str], None]
     runs: int = 0
 
     @classmethod
-    def quiet(cls, pipeline: Pipeline, **given: Any) -> Search:
+    def quiet(cls, pipeline: Pipeline, **given: Any) -> RewriteSearch:
         """Make a search that rewrites as ``pipeline`` does, without its checks."""
         return cls(replace(pipeline, check=Check.OFF, progress=None), **given)
 

@@ -26,7 +26,7 @@ from qfuse.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What a run of a case found.
 
     Attributes:
@@ -65,7 +65,7 @@ class Outcome:
         return "\n".join((*lines, *(f"note: {note}" for note in self.notes)))
 
 
-def rerun_case(folder: Path) -> Outcome:
+def rerun_case(folder: Path) -> CaseOutcome:
     """Rewrite the graph of a case with the same options, speeds and check.
 
     Raises:
@@ -85,7 +85,7 @@ def rerun_case(folder: Path) -> Outcome:
     fired = sum(event.rule == case.rule for event in log.of(Fired))
     if not case.same_graph:
         notes.append("the graph was not read back as it was when the case was written")
-    return Outcome(case, undone[0] if undone else None, fired, tuple(notes))
+    return CaseOutcome(case, undone[0] if undone else None, fired, tuple(notes))
 
 
 def _pipeline(case: Case) -> tuple[Pipeline, list[str]]:

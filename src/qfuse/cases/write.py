@@ -49,7 +49,7 @@ def keep_cases(
 
     Returns:
         The plan with a log that names the directories, or how to have them written. A directory
-        that cannot be written is no reason to fail: the event says why.
+        that cannot be written does not fail the compilation: the event says why.
     """
     undone = plan.lowered.log.of(RolledBack)
     if not undone:

@@ -15,7 +15,7 @@ def structure(tree: object) -> TreeSpec:
     return pytree.tree_structure(tree)
 
 
-def leaves_of(tree: object) -> list[Any]:
+def tree_leaves(tree: object) -> list[Any]:
     """Return the leaves of ``tree``, in the order of its structure."""
     return list(pytree.tree_leaves(tree))
 
