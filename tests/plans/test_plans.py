@@ -147,7 +147,7 @@ def test_a_site_that_is_off_does_not_happen(plain: qfuse.CompiledModel) -> None:
     assert compiled(saved).plan.to_json() == fast.plan.to_json()
 
 
-@pytest.mark.parametrize("kernel", ["aten._int_mm", "expand"])
+@pytest.mark.parametrize("kernel", ["aten._int_mm", "qfuse.linear_w8a16", "expand"])
 def test_a_forced_kernel_runs_with_the_same_values(plain: qfuse.CompiledModel, kernel: str) -> None:
     data = data_of(plain)
     forced = data["kernels"][-1]
@@ -161,7 +161,7 @@ def test_a_forced_kernel_runs_with_the_same_values(plain: qfuse.CompiledModel, k
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        ("qfuse.linear_w8a16", "refuses it: "),
+        ("qfuse.linear_w4a16", "refuses it: "),
         ("qfuse.linear_w16a4", "is not the name of a kernel"),
         ("qfuse.rms_norm_quantized", "does not cover such an op"),
     ],

@@ -9,6 +9,7 @@ from qfuse.ir.events import EXPAND
 from qfuse.ir.graph.stage_graph import place_of
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
+from qfuse.lower.problems.product import WeightedProblem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.select import Choice
@@ -18,7 +19,8 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     """Return the choice that a plan makes for ``problem``, or ``None`` if it makes none.
 
     A linear and the op after it are fused only where that kernel fuses them, and where this is
-    predicted to pay; alone, the kernel runs the linear whatever it costs.
+    predicted to pay; alone, the kernel runs the linear whatever it costs. A kernel that refuses a
+    quantized activation is asked again for the dequantized one, as without a plan.
 
     Raises:
         PlanError: No kernel of that name covers the op, or it refuses it.
@@ -35,6 +37,8 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     choice = only.select(problem)
     if choice.offer is not None:
         return choice
+    if choice.losers and _may_be_in_float(problem):
+        return choice
     place = str(place_of(problem.place))
     what = f"the plan runs {problem.place.name} on {name}, which "
     if choice.losers:
@@ -47,3 +51,10 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     reason = "does not cover such an op" if named else "is not the name of a kernel"
     fix = f"the kernels are {', '.join((*known, EXPAND))}"
     raise PlanError(f"{what}{reason}", where=place, fix=fix)
+
+
+def _may_be_in_float(problem: Problem) -> bool:
+    """Whether kernels are asked again for the problem with its activation dequantized."""
+    if not isinstance(problem, WeightedProblem):
+        return False
+    return problem.fused.x_params is not None and not problem.in_float
