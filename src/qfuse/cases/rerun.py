@@ -26,7 +26,7 @@ from qfuse.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
-class CaseOutcome:
+class Rerun:
     """What a run of a case found.
 
     Attributes:
@@ -65,7 +65,7 @@ class CaseOutcome:
         return "\n".join((*lines, *(f"note: {note}" for note in self.notes)))
 
 
-def rerun_case(folder: Path) -> CaseOutcome:
+def rerun_case(folder: Path) -> Rerun:
     """Rewrite the graph of a case with the same options, speeds and check.
 
     Raises:
@@ -85,7 +85,7 @@ def rerun_case(folder: Path) -> CaseOutcome:
     fired = sum(event.rule == case.rule for event in log.of(Fired))
     if not case.same_graph:
         notes.append("the graph was not read back as it was when the case was written")
-    return CaseOutcome(case, undone[0] if undone else None, fired, tuple(notes))
+    return Rerun(case, undone[0] if undone else None, fired, tuple(notes))
 
 
 def _pipeline(case: Case) -> tuple[Pipeline, list[str]]:
