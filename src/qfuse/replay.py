@@ -48,7 +48,15 @@ def replay_plan(
         plan.lowered.log.add(Noted("plan", f"the plan was edited: {changed}"))
     for text in notes:
         plan.lowered.log.add(Noted("plan", text, warn=True))
-    return plan
+    assert plan.data is not None, "the pipeline records its decisions"
+    return replace(plan, data=_with_reasons(plan.data, wanted))
+
+
+def _with_reasons(data: PlanData, wanted: PlanData) -> PlanData:
+    """Return ``data`` with the reasons of ``wanted``, so that saving it gives the same plan."""
+    known = {site.site: site.why for site in wanted.sites if not site.on and site.why}
+    sites = (replace(s, why=known[s.site]) if s.site in known else s for s in data.sites)
+    return replace(data, sites=tuple(sites))
 
 
 def planned_options(

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed
+from tests.cases.package import write_package
 from torch import nn
 
 import qfuse
 from qfuse.ir.errors import OptionsError, PlanError
 from qfuse.ir.events import RolledBack
+from qfuse.ir.signature._tree_api import tree_leaves
 from qfuse.plans import read_plan
 from qfuse.targets import Target
+from qfuse.zoo import recipes
+from qfuse.zoo.resolve import load_model
 
 pytestmark = pytest.mark.own_kernels
 
@@ -204,6 +208,84 @@ def test_sites_that_a_plan_does_not_list_are_applied_and_noted(plain: qfuse.Comp
     (note,) = [note for note in fast.report.notes if note.stage == "plan"]
     assert note.warn
     assert "not in the plan" in note.text
+
+
+def test_what_was_rolled_back_stays_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(write_package(tmp_path / "site")))
+
+    class Wrong(Siblings):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.tanh(x.exp()).sum(-1, keepdim=True)
+
+    for check in ("site", "pipeline"):
+        fast = compiled(model=Wrong(), check=check)
+        assert [event.rule for event in fast.report.rolled_back] == ["scale-tanh"]
+        site = site_of(data_of(fast), "scale-tanh")
+        assert not site["on"]
+        assert site["why"].startswith("rolled back: ")
+        again = compiled(data_of(fast), Wrong(), check=check)
+        assert again.report.rolled_back == ()
+        assert again.plan.to_json() == fast.plan.to_json()
+        # Switched on by hand, it is checked and rolled back again.
+        data = data_of(fast)
+        site_of(data, "scale-tanh").update(on=True)
+        with pytest.raises(PlanError, match="rolled back: "):
+            compiled(data, Wrong(), check=check)
+    sys.modules.pop("doubtful_rules", None)
+
+
+def test_a_plan_without_any_rewrite_is_replayed(plain: qfuse.CompiledModel) -> None:
+    data = data_of(plain)
+    data["sites"] = [{"site": "pipeline/every-rewrite", "on": False, "why": "rolled back: x"}]
+    data["kernels"] = []
+    fast = compiled(data)
+    assert not fast.report.fired
+    assert torch.equal(fast(example()), Siblings()(example()))
+
+
+def test_sizes_that_vary_and_exported_programs(plain: qfuse.CompiledModel) -> None:
+    shapes = {"x": {0: torch.export.Dim("rows", min=2, max=128)}}
+    program = torch.export.export(Siblings().eval(), (example(),), dynamic_shapes=shapes)
+    given: dict[str, Any] = {"options": EAGER, "target": Target.for_testing()}
+    fast = qfuse.compile(program, (example(),), **given)
+    data = data_of(fast)
+    site_of(data, "merge-linears")["on"] = False
+    again = qfuse.compile(program, (example(),), plan=data, **given)
+    x = torch.randn(7, 64)
+    assert "merge-linears" not in again.report.fired
+    assert torch.allclose(again(x), Siblings()(x), atol=0.05 * 127e-3)
+    assert plain.plan.to_json() != again.plan.to_json()
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("layer_norm", "expand", "qfuse.layer_norm_quantized"),
+        # One of them also runs the gelu after it, which has no kernel then.
+        ("int8", "qfuse.linear_w8a8", "aten._int_mm"),
+    ],
+)
+def test_kernels_of_an_encoder_are_forced_against_their_price(
+    kind: str, before: str, after: str
+) -> None:
+    sizes = {"layers": 1, "hidden": 32, "intermediate": 64, "vocab": 50, "heads": 2, "seq": 4}
+    loaded = load_model("bert", sizes)
+    assert isinstance(loaded.model, nn.Module)
+    model = recipes.quantize(loaded.model, "w8a8-dynamic", loaded.args, loaded.kwargs or {}).model
+    given: dict[str, Any] = {"options": EAGER, "target": Target.for_testing(), "check": "site"}
+    fast = qfuse.compile(model, loaded.args, loaded.kwargs, **given)
+    data = data_of(fast)
+    chosen = [c for c in data["kernels"] if c["what"].startswith(kind)]
+    assert {c["kernel"] for c in chosen} == {before}
+    for choice in chosen:
+        choice["kernel"] = after
+    again = qfuse.compile(model, loaded.args, loaded.kwargs, plan=data, **given)
+    assert again.report.rolled_back == ()
+    assert again.report.kernels[after] == len(chosen)
+    one, two = (f(*loaded.args, **(loaded.kwargs or {})) for f in (fast, again))
+    for a, b in zip(tree_leaves(one), tree_leaves(two), strict=True):
+        assert torch.allclose(a, b, atol=0.05 * float(b.abs().max()))
 
 
 def test_a_plan_of_another_torch_is_refused(plain: qfuse.CompiledModel) -> None:
