@@ -18,7 +18,7 @@ from qfuse.ir.errors import (
     CheckError,
     OptionsError,
 )
-from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
+from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
 from qfuse.ir.graph.text import to_text
@@ -267,8 +267,8 @@ class Pipeline:
         while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:
             self._say("looking for the rewrite that changed values")
             key = self._find(captured, inputs, reference, budget)
-            budget = self.budget(*budget.banned, key, *_whole_rule(key, undone))
-            undone.append(_rolled_back(key, verdict))
+            undone.append(_rolled_back(key, verdict, budget.places[key]))
+            budget = self.budget(*budget.banned, key, *_whole_rule(key, undone[:-1]))
             lowered = self.rewrite(captured, inputs, budget)
             verdict = _verdict(lowered, reference, inputs)
         if verdict.wrong is not None:
@@ -354,11 +354,11 @@ def _whole_rule(key: str, undone: Sequence[RolledBack]) -> set[str]:
     return {rule} if any(rule_of(event.key) == rule for event in undone) else set()
 
 
-def _rolled_back(key: str, verdict: Verdict) -> RolledBack:
+def _rolled_back(key: str, verdict: Verdict, *places: Place) -> RolledBack:
     stage, _, rest = key.partition("/")
     rule = rest.partition("@")[0]
     return RolledBack(
-        stage, rule, key, (), verdict.wrong or "", error=verdict.error, allowed=verdict.allowed
+        stage, rule, key, places, verdict.wrong or "", error=verdict.error, allowed=verdict.allowed
     )
 
 

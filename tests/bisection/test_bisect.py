@@ -16,6 +16,7 @@ from tests.bisection.models import Twice
 from tests.cases.package import write_package
 from tests.plans.test_plans import Siblings, example
 from tests.test_pipeline import Off
+from torch import nn
 
 import qfuse
 from qfuse import pipeline
@@ -82,6 +83,22 @@ def test_the_rule_and_the_line_are_named_and_what_turns_it_off_works(wrong: Path
         compiled(plan=result.plan.to_dict() if result.plan else None),
     ):
         assert torch.allclose(fast(x()), expected, rtol=0, atol=2e-7)
+
+
+def test_runs_grow_with_the_logarithm_of_the_rewrites(wrong: Path) -> None:
+    del wrong
+    model = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(8, 8), nn.Tanh())))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape))
+    target = Target.for_testing(isa="portable")
+    result = qfuse.bisect(
+        model.eval(), (x(),), rtol=0.0, atol=3e-7, options=OPTIONS, check="off", target=target
+    )
+    assert {one.rule for one in result.culprits} == {"scale-tanh"}
+    sites = len([site for site in result.plan.sites if site.on]) + 24 if result.plan else 0
+    # A search costs three runs besides the steps, and the second one disables the whole rule.
+    assert result.runs <= 2 * (math.ceil(math.log2(sites)) + 3) + 6
 
 
 def test_a_predicate_sees_results_in_the_structure_of_the_model(wrong: Path) -> None:
