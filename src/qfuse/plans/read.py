@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def _kernels(rows: object, where: str) -> list[KernelChoice]:
 
 
 def _unique(names: list[str], what: str, where: str) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise PlanError(f"the {what} {twice} is listed twice", where=where)
 
