@@ -55,6 +55,8 @@ _NAVIGATION = {
         "docs/fusions",
         "docs/passes",
         "docs/entry-points",
+        "docs/plans",
+        "docs/debugging",
         "docs/cli",
         "docs/benchmarks",
     ],

@@ -25,7 +25,7 @@ from qfuse.lower import lower
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.span import LINEAR, Span
-from qfuse.model_check import ModelCheck, bisect
+from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.options import Check
 from qfuse.pipeline import Pipeline
 from qfuse.rewrite.clone import clone
@@ -261,7 +261,7 @@ def test_bisect_finds_the_first_wrong_count(first_wrong: int) -> None:
         asked.append(count)
         return count < first_wrong
 
-    assert bisect(8, holds) == first_wrong
+    assert bisect_count(8, holds) == first_wrong
     assert len(asked) <= 3
 
 

@@ -20,6 +20,7 @@ from qfuse.ir.errors import (
     InputError,
     NormalizeError,
     OptionsError,
+    PlanError,
     QfuseError,
     StrictError,
 )
@@ -37,11 +38,13 @@ __all__ = [
     "NormalizeError",
     "Options",
     "OptionsError",
+    "PlanError",
     "QfuseError",
     "Report",
     "StrictError",
     "Target",
     "__version__",
+    "bisect",
     "clear_reports",
     "compile",
     "explain",
@@ -55,6 +58,7 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from qfuse import passes
+    from qfuse.bisection import bisect
     from qfuse.inductor import (
         clear_reports,
         inductor_options,
@@ -77,6 +81,8 @@ _INDUCTOR = (
 def __getattr__(name: str) -> object:
     if name == "passes":
         return _importlib.import_module("qfuse.passes")
+    if name == "bisect":
+        return _importlib.import_module("qfuse.bisection").bisect
     if name in _INDUCTOR:
         return getattr(_importlib.import_module("qfuse.inductor"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.nn import Module
 from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
-from qfuse.cost import CostModel, load_or_measure
+from qfuse.cases import keep_cases
+from qfuse.cost import CostModel, CostProfile, load_or_measure
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
@@ -25,8 +27,10 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
+from qfuse.plans import PlanData, read_plan
 from qfuse.profile import Profile, profile_plan
 from qfuse.profile.memory import live_bytes
+from qfuse.replay import planned_options, replay_plan
 from qfuse.report import Report
 from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
 from qfuse.report.strict import require_quantized
@@ -91,6 +95,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
     strict: bool = False,
+    plan: str | Path | Mapping[str, Any] | None = None,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
 
@@ -112,6 +117,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         progress: Called with a short description when a step begins.
         strict: Whether a quantized op that does not run on a quantized kernel is an error, unless
             the cost model chose float.
+        plan: A saved plan to replay, as a path or as parsed JSON: the same rewrites, kernels
+            and options, besides what was edited in it.
 
     Returns:
         A callable with the model's signature, a ``report`` and a ``plan``.
@@ -122,24 +129,28 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         OptionsError: An option has an invalid value.
         BackendError: The requested backend does not work on this machine.
         StrictError: ``strict`` is set, and a quantized op runs in float.
+        PlanError: The plan does not fit the model, this machine or these versions.
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
             one name.
     """
+    wanted = None if plan is None else read_plan(plan)
+    if wanted is not None:
+        options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
     session = _Session.start(target, check, float_dtype, options, progress)
     with _TRACING:
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with _as_captured():
             with session.timed("plan"):
-                plan = session.pipeline().plan(captured, inputs)
+                made = session.plan(captured, inputs, wanted)
             if strict:
-                require_quantized(session.report(plan, None))
+                require_quantized(session.report(made, None))
             with session.timed("compile"):
-                runner = plan.compile(
+                runner = made.compile(
                     str(session.options.backend), session.backend_options(), session.progress
                 )
-            runner = plan.confirm(runner, inputs)
-    module = CompiledModule(plan.lowered.signature, runner)
-    return CompiledModel(module, plan, session.report(plan, runner.backend))
+            runner = made.confirm(runner, inputs)
+    module = CompiledModule(made.lowered.signature, runner)
+    return CompiledModel(module, made, session.report(made, runner.backend))
 
 
 def explain(  # noqa: PLR0913 - one keyword per option
@@ -257,9 +268,23 @@ class _Session:
         caller = Caller(captured.signature)
         return captured, caller.check(caller.bind(args, kwargs))
 
-    def pipeline(self) -> Pipeline:
+    def plan(
+        self,
+        captured: CapturedGraph,
+        inputs: Sequence[torch.Tensor],
+        wanted: PlanData | None = None,
+    ) -> Plan:
+        """Rewrite the graph and check its values; replay ``wanted`` if there is such a plan."""
+        pipeline = self.pipeline(None if wanted is None else wanted.profile)
+        if wanted is None:
+            made = pipeline.plan(captured, inputs)
+        else:
+            made = replay_plan(pipeline, wanted, captured, inputs)
+        return keep_cases(self.options.repro, pipeline, captured, inputs, made)
+
+    def pipeline(self, profile: CostProfile | None = None) -> Pipeline:
         """Return the pipeline from the captured to the lowered graph."""
-        cost = CostModel(load_or_measure(self.target))
+        cost = CostModel(profile or load_or_measure(self.target))
         return Pipeline(
             self.target,
             cost,

@@ -88,7 +88,7 @@ def _share(verdict: Verdict) -> float:
     return verdict.error / verdict.allowed if verdict.allowed else 0.0
 
 
-def bisect(count: int, holds: Callable[[int], bool]) -> int:
+def bisect_count(count: int, holds: Callable[[int], bool]) -> int:
     """Return the least number of rewrites after which values are wrong.
 
     Args:

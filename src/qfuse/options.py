@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from qfuse.extensions import Group, extension_names
@@ -47,6 +48,9 @@ class Options:
         own_kernels: Use qfuse's own C++ kernels where they are predicted to be faster.
         without: Names of rewrites of the optimize stage to disable, such as ``merge-linears``: to
             measure what one brings, or to work around it.
+        repro: Folder for directories that reproduce rewrites which changed values and were rolled
+            back (see ``docs/debugging.md``); they hold the model's weights and example inputs. By
+            default that of the environment variable ``QFUSE_REPRO``, and none without it.
 
     Raises:
         OptionsError: A value is not one of the valid ones; the message lists them.
@@ -65,6 +69,10 @@ class Options:
     without: tuple[str, ...] = field(
         default=(), metadata={"help": "a rewrite to disable, such as merge-linears"}
     )
+    repro: Path | None = field(
+        default=None,
+        metadata={"help": "keep what reproduces wrong rewrites in this folder", "folder": True},
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backend", _backend(self.backend))
@@ -73,6 +81,7 @@ class Options:
             if not isinstance(value, bool):
                 raise OptionsError(f"option {name!r} must be a bool, not {value!r}")
         object.__setattr__(self, "without", _names(self.without))
+        object.__setattr__(self, "repro", _folder(self.repro))
 
     @classmethod
     def of(cls, value: Options | Mapping[str, Any] | None) -> Options:
@@ -128,6 +137,14 @@ def _names(value: object) -> tuple[str, ...]:
             fix='as in options={"without": ["merge-linears"]}',
         )
     return tuple(value)
+
+
+def _folder(value: object) -> Path | None:
+    if value is None or isinstance(value, (str, Path)):
+        return Path(value) if value else None
+    raise OptionsError(
+        f"option 'repro' must be a path, not {value!r}", fix='as in options={"repro": "wrong"}'
+    )
 
 
 def choice(kind: type[StrEnum], value: object, name: str) -> Any:

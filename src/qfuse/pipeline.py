@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -17,10 +18,11 @@ from qfuse.ir.errors import (
     CheckError,
     OptionsError,
 )
-from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
+from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, StageGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.run import run_flat
 from qfuse.ir.signature.strides import with_measured_strides
 from qfuse.ir.stages.verify import verify
@@ -28,10 +30,11 @@ from qfuse.kernels import KernelLibrary
 from qfuse.lower import claim_ops, lower
 from qfuse.lower.kernels.installed import MakeKernels, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
-from qfuse.model_check import ModelCheck, bisect
+from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.normalize import normalize
 from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
+from qfuse.plans import PlanData, package_versions, record_plan
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
@@ -42,6 +45,8 @@ from qfuse.snapshots import StageRecorder, StageSnapshot
 from qfuse.targets.target import Target
 
 _ATTEMPTS = 8
+EVERY_REWRITE = "pipeline/every-rewrite"
+"""In place of a key: no rewrite at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +58,31 @@ class Plan:
         reference: The outputs of its source, if they were measured.
         backends: The backends of other packages that claimed ops.
         stages: Snapshots of the graph at the four stages.
+        data: The decisions, to save, edit, compare and replay.
     """
 
     lowered: LoweredGraph
     reference: ModelCheck | None = None
     backends: tuple[Backend, ...] = ()
     stages: tuple[StageSnapshot, ...] = ()
+    data: PlanData | None = None
 
     def __str__(self) -> str:
         return to_text(self.lowered.graph)
+
+    def to_json(self) -> str:
+        """Return the decisions as JSON: rewrites and kernels, options, versions, machine."""
+        assert self.data is not None, "the plan was made without a pipeline"
+        return self.data.to_json()
+
+    def save(self, path: str | Path) -> None:
+        """Write the decisions to a file, which ``qfuse.compile(..., plan=path)`` replays.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        assert self.data is not None, "the plan was made without a pipeline"
+        self.data.save(path)
 
     def compile(
         self,
@@ -170,6 +191,8 @@ class Pipeline:
         progress: Called with a short description when a step begins.
         without: Names of disabled rewrites of the optimize stage.
         extensions: Rules, kernels and backends of other packages.
+        banned: Keys of rewrites that a plan switched off.
+        forced: Kernels that a plan chose, by the name of the op's node.
     """
 
     target: Target
@@ -180,6 +203,8 @@ class Pipeline:
     progress: Callable[[str], None] | None = None
     without: tuple[str, ...] = ()
     extensions: Extensions = field(default_factory=Extensions)
+    banned: frozenset[str] = frozenset()
+    forced: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         known = rewrite_names() | self.extensions.rule_names
@@ -191,8 +216,13 @@ class Pipeline:
                 )
 
     @property
-    def _banned(self) -> frozenset[str]:
+    def _requested(self) -> frozenset[str]:
         return frozenset(f"optimize/{name}" for name in self.without)
+
+    def budget(self, *more: str, fuel: int | None = None) -> RewriteBudget:
+        """Return a budget without what options and a plan switched off, and without ``more``."""
+        banned = self._requested | self.banned | set(more)
+        return RewriteBudget(0 if EVERY_REWRITE in banned else fuel, banned)
 
     def rewrite(
         self,
@@ -214,7 +244,7 @@ class Pipeline:
         verify(program)
         watch(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
-        budget = budget or RewriteBudget(banned=self._banned)
+        budget = budget or self.budget()
 
         def context(stage: str) -> RewriteContext:
             return RewriteContext(stage, self.cost, budget, checker, strict=False)
@@ -231,7 +261,8 @@ class Pipeline:
         else:
             added = [kernel for make in more.kernels for kernel in make()]
             kernels = (*all_kernels(self.kernels), *added)
-            lowered = lower(optimized, self.target, self.cost, kernels, context("lower"))
+            final = context("lower")
+            lowered = lower(optimized, self.target, self.cost, kernels, final, self.forced)
         watch(lowered)
         return lowered
 
@@ -242,27 +273,28 @@ class Pipeline:
             CaptureError: The model does not run on its example inputs.
             CheckError: Values are wrong with every rewrite undone.
         """
-        budget = RewriteBudget(banned=self._banned)
+        budget = self.budget()
         # First, so that a model that does not run is told apart from a rewrite that does not.
         reference = None if self.check is Check.OFF else self._measure(captured, inputs)
         self._say("rewriting the graph")
         recorder = StageRecorder()
         lowered = self.rewrite(captured, inputs, budget, recorder)
         if reference is None:
-            return Plan(lowered, None, self.extensions.backends, tuple(recorder.stages))
+            return self._finish(lowered, None, budget, recorder)
         self._say("checking values")
         undone: list[RolledBack] = []
         verdict = _verdict(lowered, reference, inputs)
         while verdict.wrong is not None and budget.allowed and len(undone) < _ATTEMPTS:
             self._say("looking for the rewrite that changed values")
             key = self._find(captured, inputs, reference, budget)
-            budget = RewriteBudget(banned=budget.banned | {key, *_whole_rule(key, undone)})
-            undone.append(_rolled_back(key, verdict))
+            undone.append(_rolled_back(key, verdict, budget.places[key]))
+            budget = self.budget(*budget.banned, key, *_whole_rule(key, undone[:-1]))
             lowered = self.rewrite(captured, inputs, budget, recorder)
             verdict = _verdict(lowered, reference, inputs)
         if verdict.wrong is not None:
-            undone.append(_rolled_back("pipeline/every-rewrite", verdict))
-            lowered = self.rewrite(captured, inputs, RewriteBudget(fuel=0), recorder)
+            undone.append(_rolled_back(EVERY_REWRITE, verdict))
+            budget = self.budget(EVERY_REWRITE)
+            lowered = self.rewrite(captured, inputs, budget, recorder)
             verdict = _verdict(lowered, reference, inputs)
         for event in undone:
             lowered.log.add(event)
@@ -274,7 +306,30 @@ class Pipeline:
             )
         signature = with_measured_strides(lowered.signature, reference.outputs)
         lowered = replace(lowered, signature=signature)
-        return Plan(lowered, reference, self.extensions.backends, tuple(recorder.stages))
+        return self._finish(lowered, reference, budget, recorder)
+
+    def _finish(
+        self,
+        lowered: LoweredGraph,
+        reference: ModelCheck | None,
+        budget: RewriteBudget,
+        recorder: StageRecorder,
+    ) -> Plan:
+        """Return the plan with its decisions as data."""
+        backends = self.extensions.backends
+        sites, chosen = record_plan(lowered.log, budget, self._requested, self.banned)
+        data = PlanData(
+            package_versions(self.target),
+            self.target,
+            self.cost.profile,
+            self.without,
+            self.kernels.available,
+            None if self.float_dtype is None else dtype_name(self.float_dtype),
+            tuple(backend.name for backend in backends),
+            sites,
+            chosen,
+        )
+        return Plan(lowered, reference, backends, tuple(recorder.stages), data)
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
         try:
@@ -300,10 +355,10 @@ class Pipeline:
         """Return the key of the first rewrite after which values are wrong, found by bisection."""
 
         def holds(fuel: int) -> bool:
-            some = self.rewrite(captured, inputs, RewriteBudget(fuel, budget.banned))
+            some = self.rewrite(captured, inputs, self.budget(*budget.banned, fuel=fuel))
             return _verdict(some, reference, inputs).wrong is None
 
-        return budget.allowed[bisect(len(budget.allowed), holds) - 1]
+        return budget.allowed[bisect_count(len(budget.allowed), holds) - 1]
 
 
 def _ignore(_program: StageGraph) -> None:
@@ -328,11 +383,12 @@ def _whole_rule(key: str, undone: Sequence[RolledBack]) -> set[str]:
     return {rule} if any(rule_of(event.key) == rule for event in undone) else set()
 
 
-def _rolled_back(key: str, verdict: Verdict) -> RolledBack:
+def _rolled_back(key: str, verdict: Verdict, *places: Place) -> RolledBack:
     stage, _, rest = key.partition("/")
     rule = rest.partition("@")[0]
-    repro = f"qfuse.compile(model, args, check='site') and look for {key}"
-    return RolledBack(stage, rule, key, (), verdict.wrong or "", repro)
+    return RolledBack(
+        stage, rule, key, places, verdict.wrong or "", error=verdict.error, allowed=verdict.allowed
+    )
 
 
 def _checked(what: str, verdict: Verdict, exactness: Exactness = Exactness.ROUNDING) -> Checked:

@@ -19,13 +19,16 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli.bundle import bundle_options, show_bundle
 from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
 from qfuse.cli.options import options_of
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
+from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.preflight import explained, show_preflight
+from qfuse.cli.repro import repro_command
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -163,6 +166,7 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
 @measuring_options
+@plan_options
 def compile_command(
     check: str, report_html: str | None, trace: str | None, show_profile: bool, **given: Any
 ) -> None:
@@ -182,10 +186,13 @@ def compile_command(
             options=request.options,
             progress=say,
             strict=request.strict,
+            plan=given["use_plan"],
         )
         say("measuring the source and the compiled model")
         latency = measure_latency(model, fast, args, kwargs)
         profile = pages.measure(fast, args, kwargs, say)
+    if given["save_plan"] is not None:
+        fast.plan.save(given["save_plan"])
     facts = replace(
         fast.report.facts,
         source_seconds=latency.source_seconds,
@@ -228,13 +235,22 @@ def explain_command(report_html: str | None, **given: Any) -> None:
 @click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
 @click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
+@bundle_options
 def doctor_command(
-    model: str | None, quantize: str | None, sizes: Sequence[str], as_json: bool
+    model: str | None,
+    quantize: str | None,
+    sizes: Sequence[str],
+    as_json: bool,
+    bundle: Path | None,
+    report: Path | None,
 ) -> None:
     """Show what this machine supports, what would silently not fuse, and how to fix it.
 
     With MODEL, show what costs that model time here.
     """
+    if bundle is not None or report is not None:
+        show_bundle(bundle, report)
+        return
     if model is not None:
         loaded = load_model(model, parse_size_options(sizes))
         made = loaded.model, loaded.args, dict(loaded.kwargs or {})
@@ -280,6 +296,10 @@ def build_kernels_command(into: Path | None) -> None:
     _OUT.print(kernel_table(library))
     if copied is not None:
         _OUT.print(f"copied to: {copied}", soft_wrap=True)
+
+
+main.add_command(plan_command)
+main.add_command(repro_command)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:

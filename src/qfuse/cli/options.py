@@ -24,10 +24,20 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., 
         for field in reversed(fields(kind)):
             assert field.default is not MISSING, f"option {field.name} has no default"
             hint = str if field.metadata.get("open") else hints[field.name]
-            command = _option(field.name, field.default, hint, field.metadata["help"])(command)
+            option = _folder_option if field.metadata.get("folder") else _option
+            command = option(field.name, field.default, hint, field.metadata["help"])(command)
         return command
 
     return decorate
+
+
+def _folder_option(
+    name: str, default: Any, hint: Any, text: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    assert hint == Path | None, f"option {name} is not the path of a folder"
+    place = click.Path(path_type=Path, file_okay=False)
+    flag = f"--{name.replace('_', '-')}"
+    return click.option(flag, type=place, default=default, metavar="FOLDER", help=text)
 
 
 def _option(

@@ -94,6 +94,14 @@ class StrictError(QfuseError):
     """A quantized op does not run on a quantized kernel, and ``strict`` was asked for."""
 
 
+class PlanError(QfuseError, ValueError):
+    """A plan is malformed, or does not fit the model, this machine or these versions."""
+
+
+class CaseError(QfuseError):
+    """A directory of ``qfuse repro`` is malformed, or lacks what it needs to run here."""
+
+
 class OptionsError(QfuseError, ValueError):
     """An option has an invalid value."""
 

@@ -229,13 +229,25 @@ class Checked(Event):
 
 @dataclass(frozen=True, slots=True)
 class RolledBack(Event):
-    """A rewrite that was undone because it changed values; ``repro`` reproduces the case."""
+    """A rewrite that was undone because it changed values.
+
+    Attributes:
+        rule: Name of the rule.
+        key: Key of the rewrite: ``stage/rule@node``.
+        places: Where it happened.
+        reason: What was wrong.
+        repro: The command that replays it, or how to have that kept.
+        error: The error in the measure that decided; ``None`` if nothing was measured.
+        allowed: The bound on ``error``.
+    """
 
     rule: str
     key: str
     places: tuple[Place, ...]
     reason: str
     repro: str = ""
+    error: float | None = None
+    allowed: float | None = None
 
 
 E = TypeVar("E", bound=Event)

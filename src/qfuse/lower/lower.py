@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from qfuse.lower.expand.describe import (
 )
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
+from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.cats import lower_cats
@@ -64,6 +65,7 @@ def lower(
     cost: CostModel,
     kernels: Sequence[Kernel[Any]],
     context: RewriteContext | None = None,
+    forced: Mapping[str, str] | None = None,
 ) -> LoweredGraph:
     """Lower ``program`` for ``target``; the program is consumed.
 
@@ -73,10 +75,14 @@ def lower(
         cost: Predicts the time of kernels.
         kernels: The registry; its order breaks ties.
         context: Rewrite budget and value checks; by default unlimited and none.
+        forced: Kernels to use whatever they cost, by the name of the op's node.
+
+    Raises:
+        PlanError: A forced kernel does not exist, or refuses its op.
     """
     context = context or RewriteContext("lower")
     session = RewriteSession(program, context)
-    _Lowering(LoweringContext(session, target, cost, kernels)).run()
+    _Lowering(LoweringContext(session, target, cost, kernels, forced or {})).run()
     fold_constants(program, context)
     drop_unused_constants(program)
     # Edits do not regenerate the module's code.
@@ -234,7 +240,7 @@ class _Lowering:
 
     def _lower(self, problem: Problem) -> _NotLowered | None:
         """Replace ``problem`` by the cheapest kernel, or return why there is none."""
-        choice = choose(problem, self._context)
+        choice = forced_choice(problem, self._context) or choose(problem, self._context)
         offer = choice.offer
         if offer is None:
             return _NotLowered(choice.losers, beaten=choice.beaten)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from qfuse.ir.events import Place
+
 
 @dataclass(slots=True)
 class RewriteBudget:
@@ -17,18 +19,22 @@ class RewriteBudget:
         banned: Keys of rewrites that may not happen, and names of rules that are disabled
             (``lower/lower-linear``).
         allowed: Keys of the rewrites that happened, in order.
+        places: Where each key was first asked for, whether it was permitted or not.
     """
 
     fuel: int | None = None
     banned: frozenset[str] = frozenset()
     allowed: list[str] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
 
     def bans(self, key: str) -> bool:
         """Whether the rewrite ``key``, or its whole rule, is banned."""
         return key in self.banned or rule_of(key) in self.banned
 
-    def allows(self, key: str) -> bool:
-        """Whether the rewrite ``key`` may happen; if so, it uses fuel."""
+    def allows(self, key: str, place: Place | None = None) -> bool:
+        """Whether the rewrite ``key`` may happen at ``place``; if so, it uses fuel."""
+        if place is not None:
+            self.places.setdefault(key, place)
         # What is denied uses no fuel: fuel counts rewrites that happened, so bisecting on it finds
         # one.
         if self.bans(key) or (self.fuel is not None and len(self.allowed) >= self.fuel):

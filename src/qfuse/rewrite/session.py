@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from torch.fx import Node
 
 from qfuse.ir.errors import RewriteError
-from qfuse.ir.events import Event, Exactness, RolledBack
+from qfuse.ir.events import Checked, Event, EventLog, Exactness, RolledBack
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.context import Edit, RewriteContext
@@ -97,7 +97,7 @@ class RewriteSession:
             The committed rewrite, or why it was not applied.
         """
         key, budget = self.context.key(rule, node), self.context.budget
-        if not budget.allows(key):
+        if not budget.allows(key, place_of(node)):
             return Denied(banned=budget.bans(key))
         return self._attempt(rule, node, edit, proof, event)
 
@@ -128,8 +128,10 @@ class RewriteSession:
                 return self._commit(rw, Edit(rule, place, _replaced(rw)), made, happened)
         # The rewriter may have undone it before it raised; a second undo does nothing.
         rw.undo()
-        rolled_back = RolledBack(self.context.stage, rule, key, (place,), wrong)
-        self.program.log.add(rolled_back)
+        log = self.program.log
+        log.add(
+            RolledBack(self.context.stage, rule, key, (place,), wrong, "", *_measured(log, key))
+        )
         return Undone(wrong)
 
     def _prove(self, rw: Rewriter, proof: Exactness | None, key: str) -> str | None:
@@ -146,6 +148,12 @@ class RewriteSession:
         if event is not None:
             self.program.log.add(event)
         return Applied(made, erased, around)
+
+
+def _measured(log: EventLog, key: str) -> tuple[float | None, float | None]:
+    """Return error and bound of the check that a rewrite failed; ``None`` if it failed without."""
+    failed = [check for check in log.of(Checked) if check.what == key and not check.passed]
+    return (failed[-1].error, failed[-1].allowed) if failed else (None, None)
 
 
 def _replaced(rw: Rewriter) -> tuple[tuple[str, str], ...]:

@@ -15,6 +15,11 @@ def structure(tree: object) -> TreeSpec:
     return pytree.tree_structure(tree)
 
 
+def tree_leaves(tree: object) -> list[Any]:
+    """Return the leaves of ``tree``, in the order of its structure."""
+    return list(pytree.tree_leaves(tree))
+
+
 def flatten_like(spec: TreeSpec, tree: object) -> list[Any]:
     """Return the leaves of ``tree`` in the order of ``spec``; dictionaries may be in any order.
 

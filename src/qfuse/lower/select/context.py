@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from qfuse.cost.model import CostModel
@@ -24,12 +24,14 @@ class LoweringContext:
         target: The machine to lower for.
         cost: Predicts the time of kernels.
         kernels: The registry.
+        forced: Kernels that a plan asks for, by the name of the op's node.
     """
 
     session: RewriteSession
     target: Target
     cost: CostModel
     kernels: Sequence[Kernel[Any]]
+    forced: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> StageGraph:

@@ -1,0 +1,93 @@
+"""``qfuse bisect``: find the rewrite behind a difference."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+import qfuse
+from qfuse.cli.main import _float_dtype, _model_options, _prepare, _progress, _request
+from qfuse.ir.errors import OptionsError
+from qfuse.options import Check
+from qfuse.zoo.resolve import load_model
+
+
+@click.command("bisect")
+@_model_options
+@click.option("--atol", type=float, help="absolute tolerance: a greater difference is one")
+@click.option("--rtol", type=float, help="relative tolerance, likewise")
+@click.option(
+    "--predicate",
+    metavar="MODULE:FUNCTION",
+    help="a function of the result and the expected one that says whether they differ",
+)
+@click.option(
+    "--save-plan",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="write a plan that turns off what was found",
+)
+def bisect_command(
+    atol: float | None,
+    rtol: float | None,
+    predicate: str | None,
+    save_plan: Path | None,
+    **given: Any,
+) -> None:
+    """Find the rewrite, the kernel or the backend that makes compiled MODEL differ.
+
+    The exit code is 1 if it differs, and 0 if it does not.
+    """
+    differs = None if predicate is None else _function(predicate)
+    request = _request(given, Check.PIPELINE.value)
+    loaded = load_model(request.model, request.sizes)
+    with _progress() as say:
+        model, args, kwargs, shapes = _prepare(request, loaded, say)
+        result = qfuse.bisect(
+            model,
+            args,
+            kwargs,
+            differs=differs,
+            rtol=rtol,
+            atol=atol,
+            dynamic_shapes=shapes,
+            float_dtype=_float_dtype(request),
+            options=request.options,
+            progress=say,
+        )
+    click.echo(str(result))
+    if save_plan is not None and result.plan is not None:
+        result.plan.save(save_plan)
+    sys.exit(1 if result.found else 0)
+
+
+def _function(text: str) -> Callable[[Any, Any], bool]:
+    """Import a predicate; modules in the working folder are found, as with ``python -m``."""
+    module, _, name = text.partition(":")
+    fix = "write module:function, and run in the folder that holds the module"
+    if not module or not name:
+        raise OptionsError(f"--predicate {text!r} is incomplete", fix=fix)
+    try:
+        with _working_folder():
+            found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise OptionsError(f"--predicate {text!r} cannot be imported: {error}", fix=fix) from error
+    if not callable(found):
+        raise OptionsError(f"--predicate {text!r} is not a function", fix=fix)
+    return found  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def _working_folder() -> Iterator[None]:
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
