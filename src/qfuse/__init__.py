@@ -46,6 +46,7 @@ __all__ = [
     "inductor_options",
     "inductor_passes",
     "install",
+    "lint",
     "passes",
     "reports",
     "uninstall",
@@ -53,6 +54,7 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from qfuse import passes
+    from qfuse.analysis import lint
     from qfuse.inductor import (
         clear_reports,
         inductor_options,
@@ -70,6 +72,7 @@ _INDUCTOR = (
     "reports",
     "uninstall",
 )
+_ANALYSIS = ("lint",)
 
 
 def __getattr__(name: str) -> object:
@@ -77,6 +80,8 @@ def __getattr__(name: str) -> object:
         return _importlib.import_module("qfuse.passes")
     if name in _INDUCTOR:
         return getattr(_importlib.import_module("qfuse.inductor"), name)
+    if name in _ANALYSIS:
+        return getattr(_importlib.import_module("qfuse.analysis"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")
 
 

@@ -19,7 +19,7 @@ from qfuse.ir.errors import (
 )
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
 from qfuse.ir.foreign import list_foreign
-from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph
+from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
 from qfuse.ir.signature.strides import with_measured_strides
@@ -211,11 +211,16 @@ class Pipeline:
         optimized = optimize(
             normal, context("optimize"), float_dtype=self.float_dtype, added=more.rules
         )
+        return self.lower(optimized, context("lower"))
+
+    def lower(self, optimized: OptimizedGraph, context: RewriteContext) -> LoweredGraph:
+        """Lower ``optimized``, which is consumed, to kernels or to what backends claim."""
+        more = self.extensions
         if more.backends:
-            return claim_ops(optimized, more.backends, context("lower"))
+            return claim_ops(optimized, more.backends, context)
         added = [kernel for make in more.kernels for kernel in make()]
         kernels = (*all_kernels(self.kernels), *added)
-        return lower(optimized, self.target, self.cost, kernels, context("lower"))
+        return lower(optimized, self.target, self.cost, kernels, context)
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite the graph, check the values of the model, and undo rewrites that break them.

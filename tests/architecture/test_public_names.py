@@ -34,6 +34,7 @@ PUBLIC = {
     "inductor_options",
     "inductor_passes",
     "install",
+    "lint",
     "passes",
     "reports",
     "uninstall",

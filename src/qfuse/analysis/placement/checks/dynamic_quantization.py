@@ -1,0 +1,55 @@
+"""Parameters that are chosen at run time, with what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.fx import Node
+
+from qfuse.analysis.placement.check import Check
+from qfuse.analysis.placement.finding import Finding, Severity
+from qfuse.analysis.placement.graph import LintGraph
+from qfuse.ir.dtypes import bit_width
+from qfuse.ir.ops.library import output_of
+from qfuse.ir.ops.qdq import as_choose
+from qfuse.ir.ops.views import dtype_of, results_of
+
+
+class DynamicQuantization(Check):
+    """One finding per model: how many tensors are quantized dynamically, and what it costs."""
+
+    code = "dynamic-quantization"
+    severity = Severity.INFO
+
+    def find(self, graph: LintGraph) -> Iterator[Finding]:
+        """Count what is left of dynamic choices after equal ones were combined."""
+        costs = dict(_costs(graph))
+        if not costs:
+            return
+        worst = max(costs, key=lambda node: costs[node])
+        total = sum(costs.values())
+        count = len(costs)
+        yield self.finding(
+            worst,
+            f"{count} tensor{'s are' if count != 1 else ' is'} quantized with parameters chosen at "
+            f"run time; this one costs the most ({costs[worst]:.1f} us)",
+            "static parameters from calibration avoid the search for the extremes, if the "
+            "accuracy allows it",
+            total,
+            tensors=count,
+        )
+
+
+def _costs(graph: LintGraph) -> Iterator[tuple[Node, float]]:
+    """Yield each choice of the optimized graph with its predicted microseconds."""
+    for node in graph.optimized.graph.nodes:
+        choose = as_choose(node)
+        if choose is not None:
+            yield node, graph.pass_us(choose.x, [bit_width(dtype_of(choose.x))], [])
+            continue
+        output = output_of(node)
+        if output is not None and output.choose is not None:
+            # In the kernel of another op: one more pass over values that are in the cache.
+            result = results_of(node).get(0)
+            if result is not None:
+                yield node, graph.pass_us(result, [32], [], calls=False)
