@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.fx import Node
 
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.lint import findings_in
 from qfuse.cost import CostModel, CostProfile
@@ -94,7 +94,7 @@ def look(
     build: Callable[[LintBuilder], Node | tuple[Node, ...]],
     *inputs: torch.Tensor,
     target: Target | None = None,
-) -> list[Finding]:
+) -> list[LintFinding]:
     """Build a graph with one input per tensor, ``x0``, ``x1``, ..., and return the findings."""
     b = LintBuilder()
     outs = build(b)
@@ -105,6 +105,6 @@ def look(
         return findings_in(LintGraph.of_normal(program, list(inputs), pipeline))
 
 
-def codes(findings: Sequence[Finding]) -> list[str]:
+def codes(findings: Sequence[LintFinding]) -> list[str]:
     """Return the codes of the findings but for those about time, which depend on the sizes."""
     return sorted(f.code for f in findings if f.code not in {"small-layer", "dynamic-quantization"})

@@ -73,7 +73,7 @@ class Product:
         return self.work(_INT8, ComputeKind.INT8, symbols)
 
 
-def products(graph: Graph) -> Iterator[Product]:
+def products_of(graph: Graph) -> Iterator[Product]:
     """Yield the products of a graph, in order."""
     for node in graph.nodes:
         found = as_product(node)

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch.fx import Node
 
-from qfuse.analysis.placement.finding import Finding, Severity
+from qfuse.analysis.placement.finding import LintFinding, Severity
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.ir.graph.stage_graph import place_of
 
 
-class Check(ABC):
+class LintCheck(ABC):
     """Looks for one kind of problem.
 
     Attributes:
@@ -25,7 +25,7 @@ class Check(ABC):
     severity: ClassVar[Severity] = Severity.WARNING
 
     @abstractmethod
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Yield the findings in a model."""
 
     def finding(
@@ -35,7 +35,7 @@ class Check(ABC):
         fix: str,
         predicted_us: float | None = None,
         **numbers: float | str,
-    ) -> Finding:
+    ) -> LintFinding:
         """Return a finding at ``node``.
 
         Args:
@@ -47,4 +47,4 @@ class Check(ABC):
         """
         # A change that saves nothing here may still repair accuracy.
         saved = None if predicted_us is None else max(predicted_us, 0.0)
-        return Finding(self.code, self.severity, place_of(node), seen, fix, saved, numbers)
+        return LintFinding(self.code, self.severity, place_of(node), seen, fix, saved, numbers)

@@ -21,7 +21,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """A problem with the placement or the parameters of quantization.
 
     Attributes:
@@ -52,6 +52,6 @@ class Finding:
         return asdict(self)
 
 
-def by_importance(finding: Finding) -> tuple[bool, float]:
+def by_importance(finding: LintFinding) -> tuple[bool, float]:
     """Return a key that sorts warnings first, then by predicted cost."""
     return finding.severity is not Severity.WARNING, -(finding.predicted_us or 0.0)

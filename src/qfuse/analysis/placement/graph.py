@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.analysis.placement.observe import Observed, observe
-from qfuse.analysis.products import Product, products
+from qfuse.analysis.products import Product, products_of
 from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import CostModel
 from qfuse.ir.events import Lowered
@@ -78,7 +78,7 @@ class LintGraph:
             lowered,
             pipeline.cost,
             observe(normal, inputs),
-            tuple(products(normal.graph)),
+            tuple(products_of(normal.graph)),
             {event.place.node: event for event in lowered.log.of(Lowered)},
             fused,
         )

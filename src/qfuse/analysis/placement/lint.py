@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.nn import Module
 
 from qfuse import api
-from qfuse.analysis.placement.check import Check
+from qfuse.analysis.placement.check import LintCheck
 from qfuse.analysis.placement.checks.clipped_range import ClippedRange, RangeAsRelu
 from qfuse.analysis.placement.checks.double_rounding import DoubleRounding
 from qfuse.analysis.placement.checks.dynamic_quantization import DynamicQuantization
@@ -20,12 +20,12 @@ from qfuse.analysis.placement.checks.shared_parameters import CatScales, PoolSca
 from qfuse.analysis.placement.checks.small_layer import SmallLayer
 from qfuse.analysis.placement.checks.weight_axis import WeightAxis
 from qfuse.analysis.placement.checks.wide_range import WideRange
-from qfuse.analysis.placement.finding import Finding, by_importance
+from qfuse.analysis.placement.finding import LintFinding, by_importance
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.options import Options
 from qfuse.targets import Target
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[LintCheck, ...] = (
     FloatResidual(),
     DoubleRounding(),
     CatScales(),
@@ -52,7 +52,7 @@ def lint(  # noqa: PLR0913 - one keyword per option
     target: Target | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> list[Finding]:
+) -> list[LintFinding]:
     """Look for quantization that is misplaced or has unsuitable parameters.
 
     The model is captured and planned as by :func:`qfuse.explain`, and run once on the example
@@ -77,7 +77,7 @@ def lint(  # noqa: PLR0913 - one keyword per option
         return findings_in(LintGraph.of(captured, inputs, pipeline))
 
 
-def findings_in(graph: LintGraph) -> list[Finding]:
+def findings_in(graph: LintGraph) -> list[LintFinding]:
     """Run all checks on the graphs of a model."""
     found = [finding for check in CHECKS for finding in check.find(graph)]
     return sorted(found, key=by_importance)

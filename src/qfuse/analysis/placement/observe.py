@@ -84,7 +84,7 @@ class _Observer(Interpreter):
         x = self.env[op.x].to(torch.float32)
         scale = self.env[op.params.scale].to(torch.float32)
         zero = None if op.params.zero_point is None else self.env[op.params.zero_point]
-        return measure(x, q, scale, zero, spec)
+        return measure_quantize(x, q, scale, zero, spec)
 
 
 def is_integer(spec: QuantSpec) -> bool:
@@ -93,7 +93,7 @@ def is_integer(spec: QuantSpec) -> bool:
     return whole and spec.is_plain
 
 
-def measure(
+def measure_quantize(
     x: torch.Tensor,
     q: torch.Tensor,
     scale: torch.Tensor,

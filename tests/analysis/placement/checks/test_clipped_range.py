@@ -7,7 +7,7 @@ import torch
 from tests.support.lint_graphs import UINT8, LintBuilder, codes, look
 from torch.fx import Node
 
-from qfuse.analysis.placement.finding import Finding, Severity
+from qfuse.analysis.placement.finding import LintFinding, Severity
 from qfuse.ir.aten import aten
 from qfuse.testing.quant import per_channel, per_tensor
 
@@ -19,7 +19,7 @@ def linear(b: LintBuilder, scale: float, zero: int | None, dtype: torch.dtype) -
 
 def of(
     scale: float, zero: int | None, x: torch.Tensor, dtype: torch.dtype = UINT8
-) -> list[Finding]:
+) -> list[LintFinding]:
     found = look(lambda b: linear(b, scale, zero, dtype), x)
     return [f for f in found if f.code not in {"small-layer", "dynamic-quantization"}]
 

@@ -5,12 +5,12 @@ import torch
 from tests.support.lint_graphs import LintBuilder, look
 from torch.fx import Node
 
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.finding import LintFinding
 
 
 def small(
     rows: int, k: int, n: int, *, dynamic: bool = True, quantized: bool = True
-) -> list[Finding]:
+) -> list[LintFinding]:
     def build(b: LintBuilder) -> Node:
         x = b.arg("x0", torch.float32, rows, k)
         if not quantized:

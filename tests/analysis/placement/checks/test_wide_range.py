@@ -8,13 +8,13 @@ import torch
 from tests.support.lint_graphs import LintBuilder, codes, look
 from torch.fx import Node
 
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.testing.quant import per_channel, per_tensor
 
 
 def wide(
     scale: float, x: torch.Tensor, zero: int = 128, dtype: torch.dtype = torch.uint8
-) -> list[Finding]:
+) -> list[LintFinding]:
     def build(b: LintBuilder) -> Node:
         real = b.arg("x0", torch.float32, *x.shape)
         return b.linear(b.quantized(real, scale, zero, per_tensor(2, dtype)), 32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding, Severity
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding, Severity
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.observe import Observed
 from qfuse.analysis.placement.operands import static
@@ -15,7 +15,7 @@ from qfuse.ir.ops.qdq import as_quantize
 _GAIN = 4.0
 
 
-class ClippedRange(Check):
+class ClippedRange(LintCheck):
     """A static quantize that clips values, where a wider range has a smaller error.
 
     Calibration may clip on purpose: a smaller scale rounds the other values better. It is reported
@@ -24,7 +24,7 @@ class ClippedRange(Check):
 
     code = "clipped-range"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at what every static quantize did to the example."""
         for node, seen in graph.observed.items():
             quantize = as_quantize(node)
@@ -48,13 +48,13 @@ class ClippedRange(Check):
                 )
 
 
-class RangeAsRelu(Check):
+class RangeAsRelu(LintCheck):
     """A range that begins at zero and clips all negative values: a ReLU by quantization."""
 
     code = "range-as-relu"
     severity = Severity.INFO
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at what every static quantize did to the example."""
         for node, seen in graph.observed.items():
             quantize = as_quantize(node)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import Encoded, encoded, one_scale, same_numbers, scale_text
 from qfuse.ir.graph.stage_graph import constant_of
@@ -14,7 +14,7 @@ from qfuse.ir.ops.views import shape_of
 from qfuse.ir.quant.block import same_grid
 
 
-class DoubleRounding(Check):
+class DoubleRounding(LintCheck):
     """``quantize(dequantize(q, a), b)``, also with movements in between.
 
     The second quantize rounds values that lie on the grid of the first one, which adds an error and
@@ -23,7 +23,7 @@ class DoubleRounding(Check):
 
     code = "double-rounding"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at the operand of every quantize."""
         for node in graph.normal.graph.nodes:
             quantize = as_quantize(node)
@@ -32,7 +32,7 @@ class DoubleRounding(Check):
                 continue
             yield self._finding(graph, first, quantize)
 
-    def _finding(self, graph: LintGraph, first: Encoded, second: Quantize) -> Finding:
+    def _finding(self, graph: LintGraph, first: Encoded, second: Quantize) -> LintFinding:
         saved = graph.pass_us(second.node, [8], [8])
         constant = constant_of(first.op.q) is not None
         what = "a quantized weight" if constant else "a quantized tensor"

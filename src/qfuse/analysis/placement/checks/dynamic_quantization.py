@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding, Severity
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding, Severity
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.ir.dtypes import bit_width
 from qfuse.ir.ops.library import output_of
@@ -15,13 +15,13 @@ from qfuse.ir.ops.qdq import as_choose
 from qfuse.ir.ops.views import dtype_of, results_of
 
 
-class DynamicQuantization(Check):
+class DynamicQuantization(LintCheck):
     """One finding per model: how many tensors are quantized dynamically, and what it costs."""
 
     code = "dynamic-quantization"
     severity = Severity.INFO
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Count what is left of dynamic choices after equal ones were combined."""
         costs = dict(_costs(graph))
         if not costs:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import encoded, source_of, static
 from qfuse.analysis.products import as_product
@@ -24,7 +24,7 @@ from qfuse.ir.sizes import same_shape
 _MOST = 8
 
 
-class FloatResidual(Check):
+class FloatResidual(LintCheck):
     """A quantized product plus a float tensor, and the sum is quantized with static parameters.
 
     The product's kernel reads the tensor in float, and another op has to write it in float. Sums
@@ -33,7 +33,7 @@ class FloatResidual(Check):
 
     code = "float-residual"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at every sum of two tensors."""
         for node in graph.normal.graph.nodes:
             if not is_call(node, aten.add.Tensor):
@@ -47,7 +47,9 @@ class FloatResidual(Check):
                         yield found
                         break
 
-    def _check(self, graph: LintGraph, node: Node, product: Node, branch: Node) -> Finding | None:
+    def _check(
+        self, graph: LintGraph, node: Node, product: Node, branch: Node
+    ) -> LintFinding | None:
         if not _is_quantized_product(product) or not _is_float(branch, node):
             return None
         if not _is_quantized_below(node):

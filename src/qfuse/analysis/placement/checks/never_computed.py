@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.fx import Node
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import source_of
 from qfuse.ir.dtypes import bit_width
@@ -18,7 +18,7 @@ from qfuse.ir.ops.qdq import as_dequantize, as_quantize
 from qfuse.ir.ops.views import dtype_of, result_of
 
 
-class NeverComputed(Check):
+class NeverComputed(LintCheck):
     """A quantize whose result is only dequantized for float ops, also after all fusions.
 
     It rounds values and costs passes over them, and no op computes on the quantized values.
@@ -26,7 +26,7 @@ class NeverComputed(Check):
 
     code = "never-computed-on"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at what the optimized graph still quantizes, alone or as part of another op."""
         for node in graph.optimized.graph.nodes:
             source = _quantized(node)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import Encoded, encoded
 from qfuse.analysis.products import Product
@@ -14,7 +14,7 @@ from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.constants import is_constant_expression
 
 
-class PerChannelActivation(Check):
+class PerChannelActivation(LintCheck):
     """A quantized product whose activation has several scales along the summed axis.
 
     ``sum_k q[m, k] * s[k] * w[k, n]`` is no product of integers times a scale, so it is computed in
@@ -23,7 +23,7 @@ class PerChannelActivation(Check):
 
     code = "per-channel-activation"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at the activations of every product of two quantized operands."""
         for product in graph.products:
             x, other = encoded(product.x), encoded(product.other)
@@ -39,7 +39,7 @@ class PerChannelActivation(Check):
                 if _is_activation(operand) and operand.varies(axis):
                     yield self._finding(graph, product, operand, axis)
 
-    def _finding(self, graph: LintGraph, product: Product, x: Encoded, axis: int) -> Finding:
+    def _finding(self, graph: LintGraph, product: Product, x: Encoded, axis: int) -> LintFinding:
         spec = x.params.spec
         name = op_name(product.node).removeprefix("aten.")
         return self.finding(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import (
     encoded,
@@ -38,12 +38,12 @@ _POOLS = (
 )
 
 
-class CatScales(Check):
+class CatScales(LintCheck):
     """A ``cat`` or ``stack`` of quantized tensors, quantized again with other parameters."""
 
     code = "cat-scales"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at every join whose result is quantized."""
         for node in graph.normal.graph.nodes:
             if not is_call(node, *_JOINS):
@@ -58,7 +58,7 @@ class CatScales(Check):
 
     def _finding(
         self, graph: LintGraph, node: Node, parts: list[Node], others: list[Node], after: Quantize
-    ) -> Finding:
+    ) -> LintFinding:
         saved = sum(graph.pass_us(part, [8], [8]) for part in others)
         kind = op_name(node).removeprefix("aten.")
         shown = "; ".join(_text(part) for part in others[:3])
@@ -74,7 +74,7 @@ class CatScales(Check):
         )
 
 
-class PoolScales(Check):
+class PoolScales(LintCheck):
     """A max pool of a quantized tensor, quantized again with other parameters.
 
     A max pool returns values that it was given, so the parameters of its input fit its result.
@@ -82,7 +82,7 @@ class PoolScales(Check):
 
     code = "pool-scales"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at every pool whose result is quantized."""
         for node in graph.normal.graph.nodes:
             if not is_call(node, *_POOLS):
@@ -101,12 +101,12 @@ class PoolScales(Check):
             )
 
 
-class SharedEdge(Check):
+class SharedEdge(LintCheck):
     """One float tensor that is quantized several times, with different static parameters."""
 
     code = "shared-edge"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at the quantizes that are direct users of every tensor."""
         for node in graph.normal.graph.nodes:
             quantizes = [

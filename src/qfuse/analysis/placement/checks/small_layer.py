@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import source_of
 from qfuse.analysis.products import Product
@@ -26,7 +26,7 @@ from qfuse.ir.ops.views import dtype_of
 _MARGIN = 1.25
 
 
-class SmallLayer(Check):
+class SmallLayer(LintCheck):
     """A product whose kernel and quantize are predicted to be slower than the product in float.
 
     The time of a quantize is shared by the products that read its result.
@@ -34,7 +34,7 @@ class SmallLayer(Check):
 
     code = "small-layer"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Compare every fused product with the float products that it stands for."""
         parts: dict[Node, list[Product]] = {}
         for product in graph.products:
@@ -60,7 +60,7 @@ class SmallLayer(Check):
         merged: list[Product],
         event: Lowered,
         readers: Counter[Node],
-    ) -> Finding | None:
+    ) -> LintFinding | None:
         quantize = _standalone(fused)
         passes = 0.0
         if quantize is not None:

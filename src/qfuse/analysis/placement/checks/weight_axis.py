@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import encoded
 from qfuse.ir.events import EXPAND
@@ -13,7 +13,7 @@ from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.constants import is_constant_expression
 
 
-class WeightAxis(Check):
+class WeightAxis(LintCheck):
     """A constant weight with a scale per input feature, and not per output feature.
 
     Its scales cannot leave the sum, so the product is computed in float; groups of input features
@@ -22,7 +22,7 @@ class WeightAxis(Check):
 
     code = "weight-axis"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at the weight of every product."""
         for product in graph.products:
             weight = encoded(product.other)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from qfuse.analysis.placement.check import Check
-from qfuse.analysis.placement.finding import Finding
+from qfuse.analysis.placement.check import LintCheck
+from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.observe import is_integer
 from qfuse.analysis.placement.operands import static
@@ -24,7 +24,7 @@ _LEAST_PER_BLOCK = 16
 _LEAST_LEVELS = 8
 
 
-class WideRange(Check):
+class WideRange(LintCheck):
     """A static range of which the example uses less than a quarter, or a weight that does.
 
     Less than 64 values or 16 per scale, and ranges of less than 8 levels, are not judged, nor is a
@@ -33,7 +33,7 @@ class WideRange(Check):
 
     code = "wide-range"
 
-    def find(self, graph: LintGraph) -> Iterator[Finding]:
+    def find(self, graph: LintGraph) -> Iterator[LintFinding]:
         """Look at the values of the example, then at the weights."""
         for node, seen in graph.observed.items():
             quantize = as_quantize(node)
@@ -57,7 +57,7 @@ class WideRange(Check):
                 )
         yield from self._weights(graph)
 
-    def _weights(self, graph: LintGraph) -> Iterator[Finding]:
+    def _weights(self, graph: LintGraph) -> Iterator[LintFinding]:
         for node in graph.normal.graph.nodes:
             op = as_dequantize(node)
             q = None if op is None else constant_of(op.q)
