@@ -47,6 +47,7 @@ __all__ = [
     "inductor_passes",
     "install",
     "lint",
+    "measure_accuracy",
     "passes",
     "reports",
     "uninstall",
@@ -54,7 +55,7 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from qfuse import passes
-    from qfuse.analysis import lint
+    from qfuse.analysis import lint, measure_accuracy
     from qfuse.inductor import (
         clear_reports,
         inductor_options,
@@ -72,7 +73,7 @@ _INDUCTOR = (
     "reports",
     "uninstall",
 )
-_ANALYSIS = ("lint",)
+_ANALYSIS = ("lint", "measure_accuracy")
 
 
 def __getattr__(name: str) -> object:

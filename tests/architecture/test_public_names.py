@@ -35,6 +35,7 @@ PUBLIC = {
     "inductor_passes",
     "install",
     "lint",
+    "measure_accuracy",
     "passes",
     "reports",
     "uninstall",
