@@ -12,7 +12,7 @@ from rich.console import Console
 import qfuse
 from qfuse.analysis import Severity
 from qfuse.analysis.placement.table import lint_table
-from qfuse.cli.loading import loading_options, prepare
+from qfuse.cli.loading import load_quantized, loading_options
 from qfuse.ir.errors import OptionsError
 
 _OUT = Console()
@@ -27,7 +27,7 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
 
     MODEL is a zoo name, module:factory, or a .pt2 file.
     """
-    made = prepare(**given)
+    made = load_quantized(**given)
     findings = qfuse.lint(made.model, made.args, made.kwargs)
     if as_json:
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
@@ -74,7 +74,7 @@ def accuracy_command(
             "the accuracy is that of a quantized model against its float model",
             fix="add --quantize RECIPE, or call qfuse.measure_accuracy from Python",
         )
-    made = prepare(**given)
+    made = load_quantized(**given)
     if batches > 1 and made.loaded.zoo is None:
         raise OptionsError(
             f"{given['model']} has one example, so --batches {batches} cannot be drawn",

@@ -53,7 +53,7 @@ def loading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def prepare(
+def load_quantized(
     model: str, quantize: str | None, group_size: int | None, sizes: Sequence[str]
 ) -> Prepared:
     """Load a model and quantize it; what the recipe leaves in float is printed.

@@ -177,7 +177,8 @@ class Network(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.relu(self.norm(self.first(x)))
-        return self.head(torch.relu(self.second(x)).mean((2, 3)))
+        y: torch.Tensor = self.head(torch.relu(self.second(x)).mean((2, 3)))
+        return y
 
 
 def test_a_convolution_with_a_folded_norm_is_compared_with_the_norm() -> None:
@@ -236,7 +237,8 @@ class Attention(nn.Module):
         self.shared = nn.Linear(64, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.shared(torch.relu(self.shared(self.inner(x)))) + x
+        y: torch.Tensor = self.shared(torch.relu(self.shared(self.inner(x))))
+        return y + x
 
 
 def test_a_layer_that_is_called_twice() -> None:

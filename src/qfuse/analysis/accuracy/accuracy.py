@@ -20,8 +20,8 @@ from qfuse.analysis.accuracy.closeness import Closeness
 from qfuse.analysis.accuracy.keep import Batch, KeptInFloat, Trials
 from qfuse.analysis.accuracy.layers import Layer, match_layers
 from qfuse.analysis.accuracy.plot import bars_svg
-from qfuse.analysis.accuracy.run import Comparison, Graphs
-from qfuse.analysis.accuracy.table import render
+from qfuse.analysis.accuracy.run import Graphs, LayerSums
+from qfuse.analysis.accuracy.table import render_accuracy
 from qfuse.analysis.predict import predicted_seconds
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Place
@@ -119,7 +119,7 @@ class Accuracy:
         rows = []
         for layer in self.layers:
             data = layer.to_dict()
-            row = {"layer": layer.layer, "op": layer.place.op}
+            row: dict[str, Any] = {"layer": layer.layer, "op": layer.place.op}
             for part in ("own", "total", "compiled"):
                 numbers = data[part] or dict.fromkeys(layer.own.to_dict())
                 row |= {f"{part}_{name}": number for name, number in numbers.items()}
@@ -136,7 +136,7 @@ class Accuracy:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
-        yield from render(self)
+        yield from render_accuracy(self)
 
     def __str__(self) -> str:
         console = Console(width=80, no_color=True, highlight=False)
@@ -210,12 +210,13 @@ def measure_accuracy(  # noqa: PLR0913 - one keyword per option
                 "the quantized model and the float model have no layer in common",
                 fix="give the float model that it was quantized from, with modules of equal paths",
             )
-        sums = Comparison()
+        sums = LayerSums()
         for index, batch in enumerate(every):
             say(f"comparing layers, batch {index + 1} of {len(every)}")
             # The first one may come from an exported program.
-            pair = (real_inputs, inputs) if not index else _flat(reference, captured, batch)
-            graphs.compare(*pair, sums)
+            if index:
+                real_inputs, inputs = _flat(reference, captured, batch)
+            graphs.compare(real_inputs, inputs, sums)
     layers = _ranked(graphs.layers, sums)
     measured = Accuracy(
         tuple(layers),
@@ -255,7 +256,7 @@ def _flat(
     return first, second
 
 
-def _ranked(layers: Sequence[Layer], sums: Comparison) -> list[LayerAccuracy]:
+def _ranked(layers: Sequence[Layer], sums: LayerSums) -> list[LayerAccuracy]:
     """Return the layers that add an error of their own, worst first."""
     found = []
     for layer in layers:

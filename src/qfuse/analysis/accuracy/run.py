@@ -23,7 +23,7 @@ def _sums() -> Sums:
 
 
 @dataclass(slots=True)
-class Comparison:
+class LayerSums:
     """Sums per layer, over any number of batches.
 
     Attributes:
@@ -61,7 +61,7 @@ class Graphs:
         self,
         reference_inputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
-        into: Comparison,
+        into: LayerSums,
     ) -> None:
         """Run one batch through all graphs and add what is seen to ``into``."""
         real = _Recorder(self.reference.module, {n.reference for n in self.layers})

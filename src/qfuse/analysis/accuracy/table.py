@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 20
 
 
-def render(accuracy: Accuracy) -> Iterator[Any]:
+def render_accuracy(accuracy: Accuracy) -> Iterator[Any]:
     """Yield the parts: the outputs, the layers, what to keep in float."""
     runs = f"{accuracy.batches} batch{'es' * (accuracy.batches != 1)}"
     yield Text(f"Output, {runs}: quantization {_text(accuracy.output)};")
