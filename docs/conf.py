@@ -48,6 +48,8 @@ _NAVIGATION = {
     "Start": ["README", "docs/tour", "CHANGELOG"],
     "Guide": [
         "docs/report",
+        "docs/lint",
+        "docs/accuracy-per-layer",
         "docs/exactness",
         "docs/dialects",
         "docs/kernels",
@@ -59,6 +61,7 @@ _NAVIGATION = {
     ],
     "Reference": [
         "docs/api/compile",
+        "docs/api/analysis",
         "docs/api/passes",
         "docs/api/inductor",
         "docs/api/rules",

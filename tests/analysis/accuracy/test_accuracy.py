@@ -13,7 +13,9 @@ from torch import nn
 import qfuse
 from qfuse import api
 from qfuse.analysis import Accuracy
+from qfuse.analysis.accuracy.layers import match_layers
 from qfuse.analysis.accuracy.plot import bars_svg
+from qfuse.analysis.accuracy.run import Graphs, LayerSums
 from qfuse.analysis.predict import predicted_seconds
 from qfuse.ir.errors import InputError, OptionsError
 from qfuse.targets import Target
@@ -283,7 +285,39 @@ def test_the_compilers_part_is_apart() -> None:
     assert found.compiled_output.sqnr_db > found.output.sqnr_db + 5
     seen = [layer.compiled for layer in found.layers if layer.compiled is not None]
     assert seen
-    assert all(part.sqnr_db > 50 for part in seen)
+    assert all(part.is_exact for part in seen)
+
+
+def test_a_wrong_compilation_is_the_compilers_part() -> None:
+    """Constants of the lowered graph are changed; the layer that has them is named."""
+    model, x = network(3), batch()
+    quantized = recipes.quantize(model, "w8a8-static", (x,)).model
+    sums = []
+    for wrong in (False, True):
+        with (
+            api.planning(model, (x,), target=TARGET) as (_, reference, inputs),
+            api.planning(quantized, (x,), target=TARGET, options=OPTIONS) as (
+                pipeline,
+                captured,
+                _,
+            ),
+        ):
+            lowered = pipeline.rewrite(captured)
+            layers = match_layers(reference, captured, lowered)
+            if wrong:
+                bias = next(
+                    n for n, b in lowered.module.named_buffers() if "2.bias" in n or "2_bias" in n
+                )
+                lowered.module.register_buffer(bias, lowered.module.get_buffer(bias) + 0.5)
+            sums.append(LayerSums())
+            Graphs(reference, captured, lowered, layers).compare(inputs, inputs, sums[-1])
+    good, bad = sums
+    for path in ("0", "2", "4"):
+        assert good.compiled[path].closeness().is_exact
+        assert bad.own[path].closeness() == good.own[path].closeness()
+        assert bad.compiled[path].closeness().is_exact == (path != "2")
+    assert good.compiled_output.closeness().is_exact
+    assert bad.compiled_output.closeness().sqnr_db < 40
 
 
 def test_models_without_a_layer_in_common_are_refused() -> None:

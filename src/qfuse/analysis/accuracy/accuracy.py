@@ -41,8 +41,8 @@ class LayerAccuracy:
         own: The error of this layer alone: its inputs are those of the float model.
         total: The error at this layer, including that of all layers before it.
         compiled: The compiler's part: the difference of the compiled graph to the quantized model
-            run op by op, with all layers before. It is measured at this layer, or at the first
-            value behind it that is not inside of a fused op; ``None`` without such a value.
+            run op by op, given its values in front. It is measured at this layer, or at the first
+            value after it that is not inside of a fused op; ``None`` without such a value.
     """
 
     layer: str

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, Node
 
+from qfuse.cost import size_range
 from qfuse.ir.aten import aten
 from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import MODULE_META, LoweredGraph, StageGraph
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.sizes import same_shape
+from qfuse.ir.sizes import Size, same_shape
 from qfuse.rewrite.rewriter import origins
 
 # Bounds the way to the next result that is not inside of a fused op.
@@ -58,7 +60,7 @@ def match_layers(
         if old is None:
             continue
         old = _with_norm(old, found, prefix)
-        if same_shape(shape_of(old), shape_of(node)):
+        if _fit(shape_of(old), shape_of(node)):
             after = _first_in(inside, node)
             lowered_node = None if after is None else inside[after.name]
             layers.append(Layer(name, old, node, after, lowered_node))
@@ -131,8 +133,18 @@ def _lowered_nodes(captured: Graph, lowered: Graph) -> dict[str, Node]:
     return found
 
 
+def _fit(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether the shapes are equal, or one of them is the other with leading axes joined."""
+    if same_shape(a, b):
+        return True
+    first, second = ([size_range(size).hint for size in shape] for shape in (a, b))
+    if len(first) == len(second) or not first or not second:
+        return False
+    return first[-1] == second[-1] and math.prod(first) == math.prod(second)
+
+
 def _first_in(inside: Mapping[str, Node], node: Node) -> Node | None:
-    """Return ``node`` if it is in the lowered graph, or else the first node behind it that is."""
+    """Return ``node`` if it is in the lowered graph, or else the first node after it that is."""
     below = {node}
     here = node
     for _ in range(_MOST):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.graph.stage_graph import StageGraph
 
 Sums = defaultdict[str, ErrorSums]
+Given = dict[Node, tuple[list[str], torch.Tensor]]
+"""Values of nodes, each with the layers that it stands for."""
 
 
 def _sums() -> Sums:
@@ -29,7 +31,8 @@ class LayerSums:
     Attributes:
         own: The error that each layer adds when all layers before it give the float values.
         total: The error at each layer, with that of all layers before it.
-        compiled: The difference of the compiled graph to its source at each layer.
+        compiled: The difference of the compiled graph to its source at each layer, when all layers
+            before it give the values of the source.
         output: The error of the outputs of the quantized source.
         compiled_output: The difference of the compiled outputs to those of the source.
     """
@@ -69,18 +72,18 @@ class Graphs:
         after = {n.after for n in self.layers if n.after is not None}
         free = _Recorder(self.quantized.module, {n.node for n in self.layers} | after)
         out = _outputs(self.quantized, free.run(*inputs))
-        forced = _Forced(
-            self.quantized.module,
-            {n.node: (n.path, real.values[n.reference]) for n in self.layers},
-            into.own,
-        )
-        forced.run(*inputs)
-        low = _Recorder(self.lowered.module, {n.lowered for n in self.layers if n.lowered})
-        low_out = _outputs(self.lowered, low.run(*inputs))
+        own: Given = {}
+        compiled: Given = {}
         for layer in self.layers:
-            into.total[layer.path].add(real.values[layer.reference], free.values[layer.node])
+            value = real.values[layer.reference].reshape(free.values[layer.node].shape)
+            into.total[layer.path].add(value, free.values[layer.node])
+            own[layer.node] = ([layer.path], value)
             if layer.after is not None and layer.lowered is not None:
-                into.compiled[layer.path].add(free.values[layer.after], low.values[layer.lowered])
+                paths, _ = compiled.setdefault(layer.lowered, ([], free.values[layer.after]))
+                paths.append(layer.path)
+        _Forced(self.quantized.module, own, into.own).run(*inputs)
+        _Forced(self.lowered.module, compiled, into.compiled).run(*inputs)
+        low_out = _outputs(self.lowered, Interpreter(self.lowered.module).run(*inputs))
         _compare_outputs(real_out, out, into.output)
         _compare_outputs(out, low_out, into.compiled_output)
 
@@ -107,7 +110,7 @@ class _Forced(Interpreter):
     def __init__(
         self,
         module: GraphModule,
-        given: Mapping[Node, tuple[str, torch.Tensor]],
+        given: Given,
         sums: Sums,
     ) -> None:
         super().__init__(module)
@@ -119,8 +122,9 @@ class _Forced(Interpreter):
         value = super().run_node(n)
         if n not in self._given:
             return value
-        path, real = self._given[n]
-        self._sums[path].add(real, value)
+        paths, real = self._given[n]
+        for path in paths:
+            self._sums[path].add(real, value)
         # Views of the quantized graph rely on the strides that it was captured with.
         return torch.empty_like(value).copy_(real)
 

@@ -6,6 +6,9 @@ from tests.support.lint_graphs import LintBuilder, look
 from torch.fx import Node
 
 from qfuse.analysis.placement.finding import Severity
+from qfuse.ir.aten import aten
+from qfuse.ir.ops import library as ops
+from qfuse.testing.quant import per_token
 
 
 def test_it_is_one_finding_with_the_cost_of_all() -> None:
@@ -32,3 +35,15 @@ def test_static_parameters_are_not_reported() -> None:
         return b.linear(b.quantized(b.arg("x0", torch.float32, 64, 256), 0.05, 128), 32)
 
     assert "dynamic-quantization" not in {f.code for f in look(build, torch.randn(64, 256))}
+
+
+def test_a_scale_that_the_model_computes_itself_is_counted() -> None:
+    def build(b: LintBuilder) -> Node:
+        x = b.arg("x0", torch.float32, 64, 256)
+        spec = per_token(2)
+        scale = b.call(aten.amax.default, b.call(aten.exp.default, x), [-1], True)
+        q = b.call(ops.quantize, x, scale, None, str(spec))
+        return b.linear(b.call(ops.dequantize, q, scale, None, str(spec)), 32)
+
+    found = [f for f in look(build, torch.randn(64, 256)) if f.code == "dynamic-quantization"]
+    assert [f.numbers for f in found] == [{"tensors": 1}]

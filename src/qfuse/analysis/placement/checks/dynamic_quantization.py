@@ -9,10 +9,12 @@ from torch.fx import Node
 from qfuse.analysis.placement.check import LintCheck
 from qfuse.analysis.placement.finding import LintFinding, Severity
 from qfuse.analysis.placement.graph import LintGraph
+from qfuse.analysis.placement.operands import source_of
 from qfuse.ir.dtypes import bit_width
+from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.library import output_of
-from qfuse.ir.ops.qdq import as_choose
-from qfuse.ir.ops.views import dtype_of, results_of
+from qfuse.ir.ops.qdq import as_choose, as_quantize
+from qfuse.ir.ops.views import dtype_of, result_of, results_of
 
 
 class DynamicQuantization(LintCheck):
@@ -42,7 +44,15 @@ class DynamicQuantization(LintCheck):
 
 def _costs(graph: LintGraph) -> Iterator[tuple[Node, float]]:
     """Yield each choice of the optimized graph with its predicted microseconds."""
+    computed: set[Node] = set()
     for node in graph.optimized.graph.nodes:
+        quantize = as_quantize(node)
+        if quantize is not None and quantize.params.scale not in computed:
+            scale = quantize.params.scale
+            # A scale that the model computes itself, with ops that are not a known choice.
+            if constant_value(scale) is None and not _is_chosen(scale):
+                computed.add(scale)
+                yield node, graph.pass_us(quantize.x, [bit_width(dtype_of(quantize.x))], [])
         choose = as_choose(node)
         if choose is not None:
             yield node, graph.pass_us(choose.x, [bit_width(dtype_of(choose.x))], [])
@@ -53,3 +63,10 @@ def _costs(graph: LintGraph) -> Iterator[tuple[Node, float]]:
             result = results_of(node).get(0)
             if result is not None:
                 yield node, graph.pass_us(result, [32], [], calls=False)
+
+
+def _is_chosen(scale: Node) -> bool:
+    """Whether a scale is chosen by an op that is counted, or is a view of such a scale."""
+    while (source := source_of(scale)) is not None:
+        scale = source
+    return result_of(scale) is not None

@@ -96,7 +96,7 @@ def _is_float(branch: Node, total: Node) -> bool:
 
 
 def _is_quantized_below(node: Node) -> bool:
-    """Whether the first op below that is no activation quantizes with static parameters."""
+    """Whether the first op below that is not an activation quantizes with static parameters."""
     here = node
     for _ in range(_MOST):
         quantizes = [op for user in here.users if (op := as_quantize(user)) is not None]

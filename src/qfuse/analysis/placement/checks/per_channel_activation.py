@@ -17,8 +17,8 @@ from qfuse.ir.ops.constants import is_constant_expression
 class PerChannelActivation(LintCheck):
     """A quantized product whose activation has several scales along the summed axis.
 
-    ``sum_k q[m, k] * s[k] * w[k, n]`` is no product of integers times a scale, so it is computed in
-    float. A depthwise convolution does not sum over channels and is not reported.
+    ``sum_k q[m, k] * s[k] * w[k, n]`` is not a product of integers times a scale, so it is computed
+    in float. A depthwise convolution does not sum over channels and is not reported.
     """
 
     code = "per-channel-activation"
