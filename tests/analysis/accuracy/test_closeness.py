@@ -72,3 +72,12 @@ def test_bfloat16_and_layouts_do_not_matter() -> None:
     a = torch.randn(4, 6)
     found = close((a, a.t().contiguous().t().bfloat16()))
     assert 40 < found.sqnr_db < 70
+
+
+def test_quantized_values_are_compared_without_their_zero_point() -> None:
+    a = torch.randint(100, 156, (1000,)).to(torch.uint8)
+    b = a + (torch.rand(1000) < 0.1)
+    near = close((a, b.to(torch.uint8)))
+    moved = close(((a - 100), (b - 100).to(torch.uint8)))
+    assert near.sqnr_db == pytest.approx(moved.sqnr_db)
+    assert near.largest == 1

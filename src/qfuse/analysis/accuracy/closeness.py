@@ -53,8 +53,15 @@ class ErrorSums:
         self._broken = False
 
     def add(self, reference: torch.Tensor, value: torch.Tensor) -> None:
-        """Add a pair of one shape, without elements that are not finite in the reference."""
+        """Add a pair of one shape, without elements that are not finite in the reference.
+
+        Quantized values are taken relative to the mean of the reference, since their zero is
+        arbitrary.
+        """
         a, b = reference.detach().double(), value.detach().double()
+        if a.numel() and not reference.dtype.is_floating_point:
+            mean = a.mean()
+            a, b = a - mean, b - mean
         finite = torch.isfinite(a)
         if bool((finite & ~torch.isfinite(b)).any()):
             self._broken = True

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from qfuse.cost import size_range
 from qfuse.ir.aten import aten
-from qfuse.ir.dtypes import COMPUTE_DTYPES
+from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import MODULE_META, LoweredGraph, StageGraph
 from qfuse.ir.ops.views import dtype_of, shape_of
@@ -82,6 +82,12 @@ def _is_float(node: Node) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in COMPUTE_DTYPES
 
 
+def _is_value(node: Node) -> bool:
+    """Whether ``node`` is a float tensor, or one of quantized values."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype in {*COMPUTE_DTYPES, *BYTES}
+
+
 def _prefix(wanted: set[str], found: set[str]) -> str:
     """Return what paths of a wrapped model begin with, such as ``inner.``."""
     starts = {""}
@@ -121,14 +127,14 @@ def _lowered_nodes(captured: Graph, lowered: Graph) -> dict[str, Node]:
     captured_nodes = {node.name: node for node in captured.nodes}
     found: dict[str, Node] = {}
     for node in lowered.nodes:
-        if node.op != "call_function" or not _is_float(node):
+        if node.op != "call_function" or not _is_value(node):
             continue
         known = [name for name in origins(node) if name in order]
         if not known:
             continue
         last = max(known, key=lambda name: order[name])
         source = captured_nodes[last]
-        if _is_float(source) and _same_type(source, node):
+        if _is_value(source) and _same_type(source, node):
             found[last] = node
     return found
 
