@@ -5,6 +5,7 @@ import torch
 from tests.support.lint_graphs import LintBuilder, codes, look
 from torch.fx import Node
 
+from qfuse.analysis.placement.finding import Severity
 from qfuse.ir.aten import aten
 from qfuse.ir.ops import library as ops
 
@@ -34,7 +35,20 @@ def test_a_tensor_that_is_read_in_float_only_is_found(reader: str, name: str) ->
     assert codes(found) == ["never-computed-on"]
     (finding,) = (f for f in found if f.code == "never-computed-on")
     assert finding.numbers["readers"] == name
+    # The gelu in front quantizes its result.
+    assert finding.severity is Severity.INFO
+    assert finding.place.op == "qfuse.activation"
     assert codes(look(lambda b: read_by(b, reader, quantize=False), torch.randn(16, 64))) == []
+
+
+def test_a_quantize_of_its_own_is_a_warning() -> None:
+    def build(b: LintBuilder) -> Node:
+        return b.call(aten.sin.default, b.quantized(b.arg("x0", torch.float32, 16, 64), 0.04, 128))
+
+    (finding,) = (f for f in look(build, torch.randn(16, 64)) if f.code == "never-computed-on")
+    assert finding.severity is Severity.WARNING
+    assert finding.predicted_us is not None
+    assert finding.predicted_us > 1
 
 
 @pytest.mark.parametrize("reader", ["linear", "both", "stored"])

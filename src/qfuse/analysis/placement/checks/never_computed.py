@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.fx import Node
 
 from qfuse.analysis.placement.check import LintCheck
-from qfuse.analysis.placement.finding import LintFinding
+from qfuse.analysis.placement.finding import LintFinding, Severity
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import source_of
 from qfuse.ir.dtypes import bit_width
@@ -21,7 +22,8 @@ from qfuse.ir.ops.views import dtype_of, result_of
 class NeverComputed(LintCheck):
     """A quantize whose result is only dequantized for float ops, also after all fusions.
 
-    It rounds values and costs passes over them, and no op computes on the quantized values.
+    It rounds values and costs passes over them, and no op computes on the quantized values. It is
+    information where another op quantizes its result, which takes no time.
     """
 
     code = "never-computed-on"
@@ -35,14 +37,18 @@ class NeverComputed(LintCheck):
                 continue
             names = list(dict.fromkeys(map(_name, reads)))
             shown = ", ".join(names[:3])
-            yield self.finding(
-                node,
+            result = result_of(node)
+            found = self.finding(
+                node if result is None else result[0],
                 f"the result of {_name(source)} is quantized and dequantized again, and only "
                 f"{shown} {'read' if len(names) > 1 else 'reads'} it, in float",
                 "leave this tensor in float",
                 _cost(graph, node),
                 readers=shown,
             )
+            # As part of another op it costs no time, and writes fewer bytes.
+            free = as_quantize(node) is None
+            yield replace(found, severity=Severity.INFO) if free else found
 
 
 def _quantized(node: Node) -> Node | None:
