@@ -127,7 +127,7 @@ def measure_quantize(
         covering,
         new_scale,
         new_zero,
-        int((highs.int() - lows.int()).max()) + 1,
+        int((highs.long() - lows.long()).max()) + 1,
         scale.numel(),
     )
 

@@ -65,3 +65,22 @@ def test_a_weight_with_scales_that_are_too_large_is_found() -> None:
 
 def test_a_range_of_few_levels_is_not_judged() -> None:
     assert weighted(1, low=-2) == []
+
+
+def test_a_bias_in_int32_is_not_judged() -> None:
+    spec = per_tensor(1, torch.int32)
+
+    def build(b: LintBuilder) -> Node:
+        x = b.quantized(b.arg("x0", torch.float32, 64, 64), 5 / 127, 128)
+        stored = torch.randint(-9000, 9000, (128,)).to(torch.int32)
+        scale = b.const("bias_scale", torch.tensor([1e-4]))
+        bias = b.call(
+            torch.ops.qfuse.dequantize.default, b.const("bias", stored), scale, None, str(spec)
+        )
+        return b.call(torch.ops.aten.linear.default, x, b.weight(128, 64), bias)
+
+    assert codes(look(build, torch.randn(64, 64))) == []
+
+
+def test_int16_activations_are_not_judged() -> None:
+    assert wide(1e-3, torch.rand(64, 64) * 2 - 1, 0, torch.int16) == []

@@ -21,14 +21,16 @@ _UNUSED = 4
 # Fewer values say little about the range of all.
 _LEAST_VALUES = 64
 _LEAST_PER_BLOCK = 16
-_LEAST_LEVELS = 8
+# Types of more than 8 bits are not full: a bias in int32 has the scale of its product.
+_LEAST_LEVELS, _MOST_LEVELS = 8, 256
 
 
 class WideRange(LintCheck):
     """A static range of which the example uses less than a quarter, or a weight that does.
 
-    Less than 64 values or 16 per scale, and ranges of less than 8 levels, are not judged, nor is a
-    tensor that holds one value only. Of several blocks, the one that uses most levels counts.
+    Less than 64 values or 16 per scale, and ranges of less than 8 or more than 256 levels, are not
+    judged, nor is a tensor that holds one value only. Of several blocks, the one that uses most
+    levels counts.
     """
 
     code = "wide-range"
@@ -42,7 +44,7 @@ class WideRange(LintCheck):
             spec = quantize.params.spec
             levels = spec.quant_max - spec.quant_min + 1
             few = not _enough(seen.elements, seen.blocks)
-            if few or levels < _LEAST_LEVELS or seen.low == seen.high:
+            if few or not _LEAST_LEVELS <= levels <= _MOST_LEVELS or seen.low == seen.high:
                 continue
             if seen.levels * _UNUSED <= levels and not seen.below + seen.above:
                 yield self.finding(
@@ -67,7 +69,8 @@ class WideRange(LintCheck):
             levels = spec.quant_max - spec.quant_min + 1
             used = _used(q, spec.block)
             blocks = tensor_of(op.params.scale).numel()
-            if used <= 1 or levels < _LEAST_LEVELS or not _enough(q.numel(), blocks):
+            judged = _LEAST_LEVELS <= levels <= _MOST_LEVELS and used > 1
+            if not judged or not _enough(q.numel(), blocks):
                 continue
             if used * _UNUSED <= levels:
                 yield self.finding(
@@ -90,4 +93,4 @@ def _used(q: torch.Tensor, block: tuple[int | None, ...]) -> int:
     if not q.numel():
         return 0
     low, high = reduce_blocks(q, block)
-    return int((high.int() - low.int()).max()) + 1
+    return int((high.long() - low.long()).max()) + 1
