@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from qfuse.analysis.placement.finding import LintFinding, Severity
@@ -30,19 +31,24 @@ def lint_table(findings: Sequence[LintFinding]) -> Group:
     return Group(*lines, Text(counts, "bold"))
 
 
-def _paragraph(group: Sequence[LintFinding]) -> list[Text]:
+def _paragraph(group: Sequence[LintFinding]) -> list[RenderableType]:
     first = group[0]
     known = [f.predicted_us for f in group if f.predicted_us is not None]
     cost = f", predicted {sum(known):.1f} us per call" if known else ""
     times = f"{len(group)} x " if len(group) > 1 else ""
-    lines = [Text(f"{times}{first.code}{cost}", f"bold {_STYLES[first.severity]}")]
+    title = Text(f"{times}{first.code}{cost}", f"bold {_STYLES[first.severity]}")
+    lines: list[RenderableType] = [title]
     for finding in group[:_MOST_PLACES]:
-        lines.append(Text(f"  {_where(finding)}: {finding.seen}"))
+        lines.append(_indented(f"{_where(finding)}: {finding.seen}", 2))
         if finding is first or finding.fix != first.fix:
-            lines.append(Text(f"    do: {finding.fix}", "green"))
+            lines.append(_indented(f"do: {finding.fix}", 4, "green"))
     if len(group) > _MOST_PLACES:
         lines.append(Text(f"  and {len(group) - _MOST_PLACES} more; --json lists all", "dim"))
     return lines
+
+
+def _indented(text: str, by: int, style: str = "") -> Padding:
+    return Padding(Text(text, style), (0, 0, 0, by))
 
 
 def _where(finding: LintFinding) -> str:
