@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 
 import pytest
@@ -68,13 +67,14 @@ def test_encoders_are_healthy(name: str, recipe: str) -> None:
 @pytest.mark.parametrize(
     ("name", "codes"),
     [
-        ("resnet18", {}),
-        ("unet", {}),
-        ("shufflenet", {}),
+        ("resnet18", set()),
+        ("unet", set()),
+        # What is left of a channel shuffle is quantized again, with the narrower range of a part.
+        ("shufflenet", {"double-rounding"}),
         # The classifier quantizes the average again, with parameters of its own.
-        ("mobilenet", {"double-rounding": 1}),
+        ("mobilenet", {"double-rounding"}),
     ],
 )
-def test_convolutional_networks(name: str, codes: dict[str, int]) -> None:
-    found = Counter(f.code for f in warnings(name, "w8a8-static", image=64))
-    assert found == Counter(codes), [str(f) for f in warnings(name, "w8a8-static", image=64)]
+def test_convolutional_networks(name: str, codes: set[str]) -> None:
+    found = warnings(name, "w8a8-static", image=64)
+    assert {f.code for f in found} == codes, [str(f) for f in found]

@@ -54,7 +54,7 @@ def test_a_float_branch_is_found(branch: str) -> None:
 
 @pytest.mark.parametrize("fixed", ["quantized", "quantized product"])
 def test_a_quantized_branch_is_not(fixed: str) -> None:
-    assert codes(look(lambda b: residual(b, fixed), inputs())) == []
+    assert "float-residual" not in codes(look(lambda b: residual(b, fixed), inputs()))
 
 
 @pytest.mark.parametrize(
