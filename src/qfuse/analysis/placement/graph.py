@@ -13,7 +13,7 @@ from qfuse.analysis.placement.observe import Observed, observe
 from qfuse.analysis.products import Product, products_of
 from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import Lowered
+from qfuse.ir.events import EXPAND, Lowered
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, NormalGraph, OptimizedGraph
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.views import shape_of
@@ -96,6 +96,14 @@ class LintGraph:
         """Return what runs a product of the normal form; ``None`` if it stays in float."""
         fused = self.fused_product(product)
         return None if fused is None else self.lowered_as(fused)
+
+    def computes_quantized(self, product: Product) -> bool:
+        """Whether a kernel multiplies the quantized values of both operands."""
+        lowered = self.lowered_product(product)
+        if lowered is None or lowered.kernel == EXPAND:
+            return False
+        # A kernel of the quantized weight alone takes the product otherwise.
+        return "the activation is dequantized" not in lowered.why
 
     def float_us(self, product: Product) -> float:
         """Return the predicted microseconds of a product in float."""

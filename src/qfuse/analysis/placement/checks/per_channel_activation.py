@@ -9,7 +9,6 @@ from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import Encoded, encoded
 from qfuse.analysis.products import Product
-from qfuse.ir.events import EXPAND
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops.constants import is_constant_expression
 
@@ -29,8 +28,7 @@ class PerChannelActivation(LintCheck):
             x, other = encoded(product.x), encoded(product.other)
             if x is None or other is None or product.depthwise:
                 continue
-            lowered = graph.lowered_product(product)
-            if lowered is not None and lowered.kernel != EXPAND:
+            if graph.computes_quantized(product):
                 continue
             activation = [(x, product.x_summed)]
             if not is_constant_expression(other.op.node):

@@ -8,7 +8,6 @@ from qfuse.analysis.placement.check import LintCheck
 from qfuse.analysis.placement.finding import LintFinding
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import encoded
-from qfuse.ir.events import EXPAND
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.constants import is_constant_expression
 
@@ -32,8 +31,7 @@ class WeightAxis(LintCheck):
                 continue
             if not weight.varies(product.other_summed):
                 continue
-            lowered = graph.lowered_product(product)
-            in_float = lowered is None or lowered.kernel == EXPAND
+            in_float = not graph.computes_quantized(product)
             saved = graph.float_us(product) - graph.int8_us(product) if in_float else None
             name = op_name(product.node).removeprefix("aten.")
             consequence = ", so it is computed in float" if in_float else ""
