@@ -49,6 +49,8 @@ _NAVIGATION = {
     "Guide": [
         "docs/report",
         "docs/page",
+        "docs/lint",
+        "docs/accuracy-per-layer",
         "docs/exactness",
         "docs/dialects",
         "docs/kernels",
@@ -62,6 +64,7 @@ _NAVIGATION = {
     ],
     "Reference": [
         "docs/api/compile",
+        "docs/api/analysis",
         "docs/api/passes",
         "docs/api/inductor",
         "docs/api/rules",

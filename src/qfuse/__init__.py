@@ -51,6 +51,8 @@ __all__ = [
     "inductor_options",
     "inductor_passes",
     "install",
+    "lint",
+    "measure_accuracy",
     "passes",
     "reports",
     "uninstall",
@@ -58,6 +60,7 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from qfuse import passes
+    from qfuse.analysis import lint, measure_accuracy
     from qfuse.bisection import bisect
     from qfuse.inductor import (
         clear_reports,
@@ -76,6 +79,7 @@ _INDUCTOR = (
     "reports",
     "uninstall",
 )
+_ANALYSIS = ("lint", "measure_accuracy")
 
 
 def __getattr__(name: str) -> object:
@@ -85,6 +89,8 @@ def __getattr__(name: str) -> object:
         return _importlib.import_module("qfuse.bisection").bisect
     if name in _INDUCTOR:
         return getattr(_importlib.import_module("qfuse.inductor"), name)
+    if name in _ANALYSIS:
+        return getattr(_importlib.import_module("qfuse.analysis"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")
 
 

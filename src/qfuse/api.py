@@ -184,6 +184,31 @@ def explain(  # noqa: PLR0913 - one keyword per option
 
 
 @contextmanager
+def planning(  # noqa: PLR0913 - one keyword per option
+    model: Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: Target | None = None,
+    options: Options | Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[tuple[Pipeline, CapturedGraph, list[torch.Tensor]]]:
+    """Capture a model, for analyses; other threads compile when the block is left.
+
+    Arguments and errors are those of :func:`compile`.
+
+    Yields:
+        The pipeline that compiles the model, the captured graph, and its flat example inputs.
+    """
+    session = _Session.start(target, "off", None, options, progress)
+    with _TRACING:
+        captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
+        with _as_captured():
+            yield session.pipeline(), captured, inputs
+
+
+@contextmanager
 def _as_captured() -> Iterator[None]:
     """Disable autocast and autograd: all casts of the graph are explicit nodes."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

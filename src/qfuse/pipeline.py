@@ -20,7 +20,7 @@ from qfuse.ir.errors import (
 )
 from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
-from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, StageGraph
+from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.run import run_flat
@@ -256,15 +256,18 @@ class Pipeline:
             normal, context("optimize"), float_dtype=self.float_dtype, added=more.rules
         )
         watch(optimized)
-        if more.backends:
-            lowered = claim_ops(optimized, more.backends, context("lower"))
-        else:
-            added = [kernel for make in more.kernels for kernel in make()]
-            kernels = (*all_kernels(self.kernels), *added)
-            final = context("lower")
-            lowered = lower(optimized, self.target, self.cost, kernels, final, self.forced)
+        lowered = self.lower(optimized, context("lower"))
         watch(lowered)
         return lowered
+
+    def lower(self, optimized: OptimizedGraph, context: RewriteContext) -> LoweredGraph:
+        """Lower ``optimized``, which is consumed, to kernels or to what backends claim."""
+        more = self.extensions
+        if more.backends:
+            return claim_ops(optimized, more.backends, context)
+        added = [kernel for make in more.kernels for kernel in make()]
+        kernels = (*all_kernels(self.kernels), *added)
+        return lower(optimized, self.target, self.cost, kernels, context, self.forced)
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite the graph, check the values of the model, and undo rewrites that break them.

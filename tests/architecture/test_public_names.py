@@ -37,6 +37,8 @@ PUBLIC = {
     "inductor_options",
     "inductor_passes",
     "install",
+    "lint",
+    "measure_accuracy",
     "passes",
     "reports",
     "uninstall",

@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli.analysis import accuracy_command, lint_command
 from qfuse.cli.bundle import bundle_options, show_bundle
 from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
@@ -98,6 +99,10 @@ class _Group(click.Group):
 def main(ctx: click.Context, verbose: bool) -> None:
     """Compile quantized PyTorch models, and report what was done and why."""
     ctx.with_resource(_logging(logging.INFO if verbose else logging.WARNING))
+
+
+main.add_command(lint_command)
+main.add_command(accuracy_command)
 
 
 @contextmanager

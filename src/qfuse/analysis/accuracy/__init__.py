@@ -1,0 +1,1 @@
+"""Accuracy per layer of a quantized model against its float model."""

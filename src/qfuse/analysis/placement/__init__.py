@@ -1,0 +1,1 @@
+"""Lint of the placement of quantization."""
