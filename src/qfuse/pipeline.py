@@ -51,14 +51,16 @@ class Plan:
         lowered: The graph.
         reference: The outputs of its source, if they were measured.
         backends: The backends of other packages that claimed ops.
+        text: The graph as text, if it was saved: its nodes have no types then.
     """
 
     lowered: LoweredGraph
     reference: ModelCheck | None = None
     backends: tuple[Backend, ...] = ()
+    text: str = ""
 
     def __str__(self) -> str:
-        return to_text(self.lowered.graph)
+        return self.text or to_text(self.lowered.graph)
 
     def compile(
         self,

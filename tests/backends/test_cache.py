@@ -26,7 +26,7 @@ from qfuse.backends.cache import CompiledCode, PackageCache
 from qfuse.backends.toolchain import isa_runs_here
 from qfuse.ir.errors import BackendError
 from qfuse.ir.events import Noted
-from qfuse.targets.storage import scratch_folder
+from qfuse.kernels.scratch import scratch_folder
 
 
 class Compiler:
@@ -247,7 +247,7 @@ def test_without_any_space_the_graph_runs_op_by_op(
 
     monkeypatch.setattr(tempfile, "mkdtemp", fail)
     options = BackendOptions(cache_folder=entry.parent.parent, fingerprint="another")
-    with pytest.raises(BackendError, match="cannot be written.*No space left"):
+    with pytest.raises(BackendError, match=r"cannot be written.*No space left"):
         compile_graph(projection.graph, backend="aoti", options=options)
     runner = compile_graph(projection.graph, backend="auto", options=options)
 
@@ -259,7 +259,7 @@ def test_without_any_space_the_graph_runs_op_by_op(
 def test_folders_of_killed_builds_are_removed(tmp_path: Path) -> None:
     script = (
         "import os, sys, pathlib\n"
-        "from qfuse.targets.storage import scratch_folder\n"
+        "from qfuse.kernels.scratch import scratch_folder\n"
         "with scratch_folder('.new-', pathlib.Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half').write_text('x')\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -136,7 +136,7 @@ class AotiRunner:
                 tensors[position].copy_(results[output])
 
 
-def load_runner(  # noqa: PLR0913 - the parts of a runner
+def load_runner(
     package: Path,
     code: CompiledCode,
     plan: CallPlan,

@@ -28,7 +28,8 @@ from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.signature.size_expr import parse_size
 from qfuse.kernels.library import c_declarations
-from qfuse.targets.storage import cache_directory, scratch_folder
+from qfuse.kernels.scratch import scratch_folder
+from qfuse.targets.storage import cache_directory
 
 _logger = logging.getLogger("qfuse")
 

@@ -68,9 +68,8 @@ class CompiledModule:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a compiled model cannot be pickled: it is code for this machine\n"
-            "  do: save the source model and compile it where it is needed; the compiled code is "
-            "found in the cache"
+            "a compiled graph cannot be pickled\n"
+            "  do: pickle or save what qfuse.compile returns, which holds it"
         )
 
     def _write_back(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:

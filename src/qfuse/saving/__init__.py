@@ -1,0 +1,7 @@
+"""One file per compiled model: its weights, code, call signature, report and example inputs."""
+
+from qfuse.saving.container import SUFFIX, is_model_file
+from qfuse.saving.load import load_model
+from qfuse.saving.storable import StorableModule, kept_examples
+
+__all__ = ["SUFFIX", "StorableModule", "is_model_file", "kept_examples", "load_model"]
