@@ -11,6 +11,7 @@ import builtins
 import re
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +59,9 @@ def tree_to_data(spec: TreeSpec) -> Any:
         }
     data = {"kind": "class", "class": class_name(spec.type), "children": children}
     data["fields"], data["none"] = child_names(spec), _absent(spec)
-    try:
+    # Without a context the class is replaced always.
+    with suppress(UnknownValueError):
         data["context"] = to_data(spec.context)
-    except UnknownValueError:
-        # Nothing but the class itself can make its context, so it is always replaced.
-        data["context"] = None
     return data
 
 
@@ -126,11 +125,10 @@ class TreeReader:
 
     def _registered(self, data: Any, children: list[TreeSpec]) -> TreeSpec:
         found = find_class(data["class"])
-        if found is not None and is_registered(found) and data["context"] is not None:
-            try:
+        if found is not None and is_registered(found) and "context" in data:
+            # A class in the context may not be imported.
+            with suppress(UnknownValueError):
                 return node_spec(found, from_data(data["context"]), children)
-            except UnknownValueError:
-                pass  # a class in the context is not imported
         self.replaced.append(data["class"])
         names = data["fields"]
         if names is None:
