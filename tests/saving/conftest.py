@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.backends import conftest as backends
 
 from qfuse.backends import CompiledModule
 from qfuse.ir.graph.stage_graph import LoweredGraph
@@ -13,6 +14,12 @@ from qfuse.report import Report
 from qfuse.saving.load import load_model
 from qfuse.saving.model import SavedModel
 from qfuse.saving.save import save_model
+
+# Compiled once for both folders.
+cache_folder = backends.cache_folder
+needs_compiler = backends.needs_compiler
+projection = backends.projection
+decode = backends.decode
 
 Reload = Callable[[CompiledModule, LoweredGraph], SavedModel]
 

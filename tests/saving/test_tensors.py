@@ -116,7 +116,13 @@ def test_others_are_refused(make: Callable[[], torch.Tensor], words: str) -> Non
 
 @pytest.mark.parametrize(
     "change",
-    [{"start": 4}, {"start": -4}, {"shape": [1000]}, {"storage": [4096, 64]}, {"storage": [-64, 64]}],
+    [
+        {"start": 4},
+        {"start": -4},
+        {"shape": [1000]},
+        {"storage": [4096, 64]},
+        {"storage": [-64, 64]},
+    ],
     ids=str,
 )
 def test_nothing_outside_the_file_is_read(change: dict[str, object]) -> None:

@@ -132,9 +132,7 @@ def test_a_context_that_cannot_be_saved() -> None:
     made = pytree.tree_unflatten([7], reader.read(saved(Opaque(1, _Shape(3)))))
     assert made.inner == 7
     assert reader.replaced == [f"{__name__}:Opaque"]
-    assert isinstance(
-        pytree.tree_unflatten([7], TreeReader().read(saved(Opaque(1, "x")))), Opaque
-    )
+    assert isinstance(pytree.tree_unflatten([7], TreeReader().read(saved(Opaque(1, "x")))), Opaque)
 
 
 def test_keys_that_cannot_be_saved_are_refused() -> None:
