@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import shutil
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,6 +71,7 @@ FAILURES = (
 """The errors of a failed compilation; Inductor wraps only some of them."""
 
 _TRACED_FROM = 2
+_NEEDED_BYTES = 16 << 20
 
 # Inductor's compilation state (virtualized globals, config patches) is not thread-safe.
 _COMPILING = threading.Lock()
@@ -207,9 +211,13 @@ def compile_package(
             package = io.BytesIO()
             package_aoti(package, [item for item in made if isinstance(item, str)])
         except FAILURES as error:
+            full = _full_folder()
             raise BackendError(
-                f"AOTInductor could not compile the graph: {_first_line(error)}",
-                fix='use backend="eager", and report the graph; the cause is chained below',
+                f"AOTInductor could not compile the graph: {_first_line(error)}"
+                + (f", and the disk of {full} is full" if full else ""),
+                fix=f"free space there: {full}"
+                if full
+                else 'use backend="eager", and report the graph; the cause is chained below',
             ) from error
     weights = [item for item in made if not isinstance(item, str)]
     constants = {name: value[0] for group in weights for name, value in group.items()}
@@ -258,6 +266,20 @@ def _conditions(
         if not (value.is_singleton() and value.lower):
             found[printer.doprint(expression)] = None
     return tuple(found)
+
+
+def _full_folder() -> str:
+    """Return a folder in which a compilation finds no space, "" if all have some.
+
+    A compiler that cannot write says so in its own words, or is killed.
+    """
+    try:
+        folders = (tempfile.gettempdir(), os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+        full = (f for f in folders if f and shutil.disk_usage(f).free < _NEEDED_BYTES)
+        return next(full, "")
+    # Without space there may be no folder for temporary files either.
+    except OSError as error:
+        return error.filename or "temporary files"
 
 
 def _first_line(error: BaseException) -> str:
