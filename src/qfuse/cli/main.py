@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli import saved
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cli.plugins import plugin_command, plugin_names
@@ -152,8 +153,10 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="how values are checked",
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
-def compile_command(check: str, **given: Any) -> None:
+@click.option("-o", "--output", metavar="FILE", help="save the compiled model, for `qfuse run`")
+def compile_command(check: str, output: str | None, **given: Any) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
+    _check_writable(output, "--output")
     request = _request(given, check)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
@@ -169,8 +172,13 @@ def compile_command(check: str, **given: Any) -> None:
             progress=say,
         )
         say("running the compiled model once")
+        # Before it runs: a model may write its buffers.
+        if output is not None:
+            fast.save(output, args, kwargs)
         fast(*args, **kwargs)
     _show(fast.report, request)
+    if output is not None:
+        _ERR.print(f"saved to {output}", soft_wrap=True, highlight=False)
     if request.show_plan:
         # A JSON report on standard output must stay parsable.
         out = _ERR if request.report_json == "-" else _OUT
@@ -239,10 +247,14 @@ def build_kernels_command(into: Path | None) -> None:
         _OUT.print(f"copied to: {copied}", soft_wrap=True)
 
 
+for _command in saved.COMMANDS:
+    main.add_command(_command)
+
+
 def _request(given: dict[str, Any], check: str) -> Request:
     """Validate all options before any slow step."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
-    _check_writable(given["report_json"])
+    _check_writable(given["report_json"], "--json")
     return Request(
         given["model"],
         given["quantize"],
@@ -268,14 +280,14 @@ def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
     return sizes
 
 
-def _check_writable(target: str | None) -> None:
+def _check_writable(target: str | None, option: str) -> None:
     """Refuse a file that cannot be written, before the compilation starts."""
-    if target in {None, "-"}:
+    if target is None or (target, option) == ("-", "--json"):
         return
     path = Path(str(target))
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
-        raise OptionsError(f"--json {target} {what}", fix="give the path of a file")
+        raise OptionsError(f"{option} {target} {what}", fix="give the path of a file")
 
 
 def _prepare(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,7 @@ class SavedModel:
 
 
 def call_of(
-    signature: Signature, tensors: tuple[torch.Tensor, ...]
+    signature: Signature, tensors: Sequence[torch.Tensor]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call with ``tensors`` as its inputs."""
     left = iter(tensors)

@@ -48,9 +48,15 @@ class StorableModule(CompiledModule):
     @property
     def examples(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Arguments to call the model with: copies of the example inputs, if they were kept."""
+        tensors = self.example_tensors
+        return None if tensors is None else call_of(self.signature, tensors)
+
+    @property
+    def example_tensors(self) -> tuple[torch.Tensor, ...] | None:
+        """Copies of the tensors among the example inputs, in the order of the signature."""
         if self._examples is None:
             return None
-        return call_of(self.signature, tuple(value.clone() for value in self._examples))
+        return tuple(value.clone() for value in self._examples)
 
     def save(
         self,

@@ -84,6 +84,12 @@ def leaves_of(tree: object) -> list[Any]:
     return pytree.tree_leaves(tree)
 
 
+def named_leaves(tree: object) -> list[tuple[str, Any]]:
+    """Return the leaves of ``tree``, each with its path, such as ``.logits`` or ``[0]['key']``."""
+    paths, _ = pytree.tree_flatten_with_path(tree)
+    return [(pytree.keystr(path), leaf) for path, leaf in paths]
+
+
 def child_names(spec: TreeSpec) -> list[str] | None:
     """Return the attributes that hold the children of a container; ``None`` if it has no such."""
     plain = TreeSpec(spec.type, spec.context, [leaf_spec() for _ in range(spec.num_children)])
