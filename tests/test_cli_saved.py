@@ -62,7 +62,9 @@ def test_compile_run_and_verify(tmp_path: Path) -> None:
     args, kwargs = fast.examples
     done = run("run", path, "--json")
     assert done.exit_code == 0, done.output
-    assert digest_of([fast(*args, **kwargs)[0]]) in {row["sha256"] for row in json.loads(done.stdout)}
+    assert digest_of([fast(*args, **kwargs)[0]]) in {
+        row["sha256"] for row in json.loads(done.stdout)
+    }
 
     done = run("verify", path)
     assert done.exit_code == 0, done.output

@@ -12,7 +12,7 @@ import torch
 
 from qfuse.backends.layout import Layout
 from qfuse.ir.errors import ModelFileError
-from qfuse.ir.events import Checked, Exactness, Missed, MissCode, Place, RolledBack
+from qfuse.ir.events import Checked, Exactness, MissCode, Missed, Place, RolledBack
 from qfuse.ir.graph.stage_graph import InputSpec, SymbolRange
 from qfuse.saving.codec import UnknownValueError, decoding, find_class, from_data, to_data
 
@@ -72,10 +72,12 @@ def test_other_values_are_refused(value: object) -> None:
         {"$dtype": "ones"},
         {"$dtype": "ops.aten"},
         {"$system": "rm"},
-        {"$Place": {"nodes": 1}},
+        {"$qfuse.ir.events:Place": {"nodes": 1}},
+        {"$qfuse.ir.events:EventLog": {"events": []}},
+        {"$pathlib:Path": "x"},
         {"$slice": 3},
         {"$tuple": None},
-        {"$MissCode": "none"},
+        {"$qfuse.ir.events:MissCode": "none"},
         {"$device": "cpu:x"},
         {"$class": "antigravity:x"},
     ],

@@ -165,7 +165,7 @@ def test_a_full_disk_leaves_the_old_file(
         monkeypatch.setattr(os, "fsync", full)
     else:
         monkeypatch.setattr(container, "_layout", full)
-    with pytest.raises(ModelFileError, match="disk is full: the model takes 0.0 MB"):
+    with pytest.raises(ModelFileError, match=r"disk is full: the model takes 0\.0 MB"):
         write_file(file, FACTS, {"code": [b"new"]})
     assert file.read_bytes() == before
     assert left(file.parent) == [file.name]

@@ -93,7 +93,7 @@ def test_python_functions_are_refused() -> None:
 
 
 def test_arguments_without_a_text_are_refused() -> None:
-    with pytest.raises(ModelFileError, match="argument of aten.add.Tensor is a bytes"):
+    with pytest.raises(ModelFileError, match=r"argument of aten\.add\.Tensor is a bytes"):
         through(graph(aten.add.Tensor, b"x"))
 
 
@@ -116,5 +116,5 @@ def test_unknown_operators_are_named() -> None:
     ids=lambda node: node[1],
 )
 def test_other_nodes_are_not_made(node: list[Any]) -> None:
-    with pytest.raises(ValueError, match="not a name|a node|unpack"):
+    with pytest.raises(ValueError, match=r"not a name|a node|unpack"):
         through(graph(aten.neg.default), nodes=[node])

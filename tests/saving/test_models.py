@@ -167,7 +167,7 @@ def test_large_examples_are_not_kept(tmp_path: Path) -> None:
     assert qfuse.load(tmp_path / "m.qfuse").examples is None
 
 
-def test_the_same_model_makes_the_same_file(fast: qfuse.CompiledModel, path: Path) -> None:
+def test_the_same_model_makes_the_same_file(path: Path) -> None:
     again = path.with_name("again.qfuse")
     qfuse.load(path).save(again)
     assert again.read_bytes() == path.read_bytes()
@@ -267,6 +267,17 @@ def test_malformed_contents_are_an_error_of_the_file(path: Path) -> None:
     write_file(path, opened.manifest, members)
     with pytest.raises(ModelFileError, match="malformed"):
         qfuse.load(path)
+
+
+def test_a_report_of_another_version(path: Path) -> None:
+    opened = open_file(path)
+    members = {name: [opened.read(name)] for name in opened._places}
+    text = opened.read("report.json").replace(b'"warn"', b'"worn"').replace(b'"passed"', b'"past"')
+    members["report.json"] = [text]
+    write_file(path, {**opened.manifest, "qfuse": "0.0.9"}, members)
+    (note,) = qfuse.load(path).report.notes
+    assert note.warn
+    assert "qfuse 0.0.9" in note.text
 
 
 def test_inputs_that_are_none(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.architecture.source import ROOT
 from torch import nn
 
 import qfuse
 from qfuse import zoo
 from qfuse.ir.signature._tree_api import leaves_of
 from qfuse.zoo import recipes
-from tests.architecture.source import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -97,14 +97,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=200K", "tmpfs", str(folder)],  # noqa: S607
+        ["mount", "-t", "tmpfs", "-o", "size=200K", "tmpfs", str(folder)],
         capture_output=True,
         check=False,
     )
     if made.returncode:
         pytest.skip("file systems cannot be mounted here")
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)  # noqa: S607
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.compiler
@@ -129,7 +129,7 @@ def test_a_full_disk_runs_op_by_op(tmp_path: Path) -> None:
 
 @pytest.mark.compiler
 def test_a_home_that_cannot_be_written() -> None:
-    environment = {name: "" for name in ("XDG_CACHE_HOME", "QFUSE_CACHE_DIR")}
+    environment = dict.fromkeys(("XDG_CACHE_HOME", "QFUSE_CACHE_DIR"), "")
     done = run(COMPILE, HOME="/dev/null/home", **environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("aoti")

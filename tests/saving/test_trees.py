@@ -149,5 +149,5 @@ def test_keys_that_cannot_be_saved_are_refused() -> None:
     ids=lambda data: data["kind"],
 )
 def test_other_containers_are_not_made(data: Any) -> None:
-    with pytest.raises(ValueError, match="a container|a defaultdict"):
+    with pytest.raises(ValueError, match=r"a container|a defaultdict"):
         TreeReader().read(data)

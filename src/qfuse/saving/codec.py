@@ -17,37 +17,24 @@ from typing import Any
 
 import torch
 
-from qfuse.backends.layout import Layout
-from qfuse.backends.prepare import InputSize
-from qfuse.capture.containers import CacheContext, LayerContext
 from qfuse.ir.errors import ModelFileError
-from qfuse.ir.events import (
-    Checked,
-    Exactness,
-    Fired,
-    Left,
-    Lowered,
-    MissCode,
-    Missed,
-    Noted,
-    Place,
-    RolledBack,
-)
-from qfuse.ir.graph.stage_graph import InputSpec, Mutation, OutputSpec, SymbolRange
 
-_DATACLASSES: tuple[type[Any], ...] = (
-    *(InputSpec, OutputSpec, Mutation, SymbolRange, Layout, InputSize),
-    *(Place, Checked, Fired, Left, Lowered, Missed, Noted, RolledBack),
-    *(CacheContext, LayerContext),
+# Where the dataclasses and enums are that are saved: plain data, without effects.
+_DATA_MODULES = (
+    "qfuse.backends.layout",
+    "qfuse.backends.prepare",
+    "qfuse.capture.containers",
+    "qfuse.ir.events",
+    "qfuse.ir.graph.stage_graph",
+    "qfuse.report",
 )
-_ENUMS: tuple[type[Enum], ...] = (Exactness, MissCode)
-_BY_NAME: dict[str, type[Any]] = {kind.__name__: kind for kind in (*_DATACLASSES, *_ENUMS)}
 _TORCH: dict[str, type[Any]] = {
     "$dtype": torch.dtype,
     "$layout": torch.layout,
     "$memory_format": torch.memory_format,
 }
-_BAD_DATA = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+BAD_DATA = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""The errors of malformed data."""
 
 
 class UnknownValueError(ValueError):
@@ -63,7 +50,7 @@ def decoding(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except _BAD_DATA as error:
+    except BAD_DATA as error:
         raise ModelFileError(
             f"its contents are malformed ({type(error).__name__}: {error})",
             where=where,
@@ -86,11 +73,12 @@ def to_data(value: Any) -> Any:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, (tuple, list, dict, slice)):
         return _container(value)
-    name = type(value).__name__
-    if type(value) in _DATACLASSES:
-        return {f"${name}": {f.name: to_data(getattr(value, f.name)) for f in fields(value)}}
-    if type(value) in _ENUMS:
-        return {f"${name}": value.value}
+    kind = type(value)
+    if _is_data(kind) and is_dataclass(kind):
+        given = [f.name for f in fields(kind) if f.init]
+        return {f"${class_name(kind)}": {name: to_data(getattr(value, name)) for name in given}}
+    if _is_data(kind) and issubclass(kind, Enum):
+        return {f"${class_name(kind)}": value.value}
     return _leaf(value)
 
 
@@ -125,6 +113,13 @@ def find_class(name: str) -> type | None:
     for part in path.split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
+
+
+def _is_data(kind: type) -> bool:
+    """Whether a class is one of the dataclasses and enums that are saved."""
+    place = kind.__module__
+    known = any(place == module or place.startswith(f"{module}.") for module in _DATA_MODULES)
+    return known and (is_dataclass(kind) or issubclass(kind, Enum))
 
 
 def _container(value: Any) -> Any:
@@ -192,7 +187,9 @@ def _tagged(tag: str, data: Any) -> Any:
         return _LEAVES[tag](data)
     if tag in _TORCH:
         return _torch_constant(tag, data)
-    kind = _BY_NAME[tag[1:]]
+    kind = find_class(tag[1:])
+    if kind is None or not _is_data(kind):
+        raise TypeError(f"{tag[1:]} is not a class of data")
     if is_dataclass(kind):
         return kind(**{name: from_data(item) for name, item in data.items()})
     return kind(data)

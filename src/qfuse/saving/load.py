@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from qfuse.kernels import KernelImage, library_key
 from qfuse.kernels.build import BuildEntry
 from qfuse.kernels.scratch import scratch_folder
 from qfuse.report import Report
-from qfuse.saving.codec import decoding, from_data
+from qfuse.saving.codec import BAD_DATA, decoding, from_data
 from qfuse.saving.container import Container, open_bytes, open_file
 from qfuse.saving.graphs import graph_from_data
 from qfuse.saving.model import CODE, KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
@@ -151,16 +152,22 @@ def _signature(data: dict[str, Any], trees: TreeReader) -> Signature:
 
 
 def _report(file: Container, trees: TreeReader) -> Report:
-    data = json.loads(file.read(REPORT))
-    events = list(from_data(data["events"]))
+    try:
+        report: Report = from_data(json.loads(file.read(REPORT)))
+    except BAD_DATA:
+        # Its events are not those of this version; the model does not need them.
+        version = file.manifest["qfuse"]
+        text = f"the report was written by qfuse {version}, and this version cannot read it"
+        report = Report((Noted("saving", text, warn=True),))
+    notes = []
     for name in dict.fromkeys(trees.replaced):
         module = name.partition(":")[0]
         text = (
             f"{name} is a named tuple with the same attributes, since {module} was not imported "
             f"when the model was loaded; import it before qfuse.load to get the class"
         )
-        events.append(Noted("saving", text))
-    return Report(tuple(events), from_data(data["facts"]))
+        notes.append(Noted("saving", text))
+    return replace(report, events=(*report.events, *notes))
 
 
 def _runner(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -164,18 +164,12 @@ def _kernels() -> tuple[dict[str, str], Chunks]:
     return {**facts, "sha256": entry.sha256}, [image.data]
 
 
-def _report(report: Report) -> dict[str, Any]:
-    facts = {name: _fact(value) for name, value in report.facts.items()}
-    return {"facts": facts, "events": to_data(list(report.events))}
-
-
-def _fact(value: Any) -> Any:
-    """Return a fact as JSON; as in the JSON of the report, what it lacks is a text."""
+def _report(report: Report) -> Any:
     try:
-        return to_data(value)
-    except UnknownValueError:
-        return str(value)
+        return to_data(report)
+    except UnknownValueError as error:
+        raise ModelFileError(f"the report holds {error}, which cannot be saved") from error
 
 
-def _json(data: Mapping[str, Any]) -> bytes:
+def _json(data: Any) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()

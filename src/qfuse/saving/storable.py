@@ -10,6 +10,7 @@ from typing import Any, Self
 import torch
 
 from qfuse.backends import CompiledModule
+from qfuse.ir.signature.caller import Caller
 from qfuse.pipeline import Plan
 from qfuse.report import Report
 from qfuse.saving.load import model_from_bytes
@@ -80,7 +81,8 @@ class StorableModule(CompiledModule):
         """
         examples = self._examples
         if args or kwargs:
-            examples = tuple(self._caller.check(self._caller.bind(args, kwargs or {})))
+            caller = Caller(self.signature)
+            examples = tuple(caller.check(caller.bind(args, kwargs or {})))
         save_model(Path(path), self._saved(examples))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
