@@ -25,6 +25,8 @@ def run(*args: object) -> Result:
 
 
 class Counting(nn.Module):
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 3)

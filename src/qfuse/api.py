@@ -27,7 +27,7 @@ from qfuse.ir.signature.caller import Caller
 from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.report import Report
-from qfuse.saving import StorableModule, kept_examples, load_model
+from qfuse.saving import StorableModule, kept_examples, read_model
 from qfuse.targets import Target
 
 # Tracing replaces globals of torch, so one thread of a process compiles at a time.
@@ -125,7 +125,7 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> CompiledModel:
             torch, or its code does not run on this machine.
         BackendError: The code cannot be loaded.
     """
-    return CompiledModel.restored(load_model(Path(path), verify=verify))
+    return CompiledModel.restored(read_model(Path(path), verify=verify))
 
 
 def explain(  # noqa: PLR0913 - one keyword per option

@@ -11,7 +11,7 @@ from tests.backends import conftest as backends
 from qfuse.backends import CompiledModule
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.report import Report
-from qfuse.saving.load import load_model
+from qfuse.saving.load import read_model
 from qfuse.saving.model import SavedModel
 from qfuse.saving.save import save_model
 
@@ -31,7 +31,7 @@ def reload(tmp_path: Path) -> Reload:
     def again(module: CompiledModule, lowered: LoweredGraph) -> SavedModel:
         path = tmp_path / "model.qfuse"
         save_model(path, SavedModel(module, lowered, Report(()), "the plan", None))
-        saved = load_model(path)
+        saved = read_model(path)
         path.unlink()
         return saved
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -21,7 +22,11 @@ from qfuse.saving import container
 from qfuse.saving.container import is_model_file, open_bytes, open_file, write_bytes, write_file
 
 FACTS = {"qfuse": "1.2", "torch": "2.13.0"}
-MEMBERS = {"empty": [b""], "code": [b"x" * 5000], "weights": [b"ab", memoryview(b"cd" * 4000)]}
+MEMBERS: dict[str, list[bytes | memoryview]] = {
+    "empty": [b""],
+    "code": [b"x" * 5000],
+    "weights": [b"ab", memoryview(b"cd" * 4000)],
+}
 
 
 @pytest.fixture
@@ -211,7 +216,7 @@ def test_space_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def create(_: Path) -> None:
         raise AssertionError("nothing is written")
 
-    monkeypatch.setattr(container.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage)
     monkeypatch.setattr(container, "_create", create)
     with pytest.raises(ModelFileError, match="disk is full"):
         write_file(tmp_path / "model.qfuse", FACTS, MEMBERS)

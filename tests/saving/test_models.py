@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import qfuse
+from qfuse import kernels
 from qfuse.ir.errors import InputError, ModelFileError
 from qfuse.ir.events import Noted
 from qfuse.kernels import build
@@ -33,6 +34,8 @@ torch.export.register_dataclass(Result, serialized_type_name="tests.saving.Resul
 
 class Nested(nn.Module):
     """Containers, constants, sizes, aliases and writes."""
+
+    calls: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +227,7 @@ def test_code_for_elsewhere_is_refused(
         raise AssertionError("nothing is loaded")
 
     rewritten(path, **changes)
-    monkeypatch.setattr(load.kernels, "load_image", never)
+    monkeypatch.setattr(kernels, "load_image", never)
     with pytest.raises(ModelFileError, match=words) as error:
         qfuse.load(path)
     assert error.value.where == str(path)

@@ -16,7 +16,7 @@ from torch import nn
 
 import qfuse
 from qfuse import zoo
-from qfuse.ir.signature._tree_api import leaves_of
+from qfuse.ir.signature._tree_api import flat_leaves
 from qfuse.zoo import recipes
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_process_without_compiler_and_packages(tmp_path: Path) -> None:
     have = load_file(results)
     want = fast(*built.args, **dict(built.kwargs or {}))
     assert list(have) == list(want)
-    assert all(map(torch.equal, have.values(), leaves_of(want)))
+    assert all(map(torch.equal, have.values(), flat_leaves(want)))
     assert not Path(away).exists()
 
 

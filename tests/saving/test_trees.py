@@ -65,7 +65,7 @@ TREES: dict[str, Any] = {
     "deque": deque([1, 2], maxlen=4),
     "named tuple": Pair(1, {"a": 2}),
     "dataclass": Output(1, cache=(2, 3)),
-    "of torch": torch.return_types.topk((1, 2)),
+    "of torch": torch.return_types.topk((1, 2)),  # type: ignore[arg-type]
 }
 
 

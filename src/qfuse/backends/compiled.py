@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -66,7 +66,7 @@ class CompiledModule:
         memo[id(self)] = copy
         return copy
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
             "a compiled graph cannot be pickled\n"
             "  do: pickle or save what qfuse.compile returns, which holds it"

@@ -155,9 +155,8 @@ def _call(model: qfuse.CompiledModel, file: Path | None) -> tuple[tuple[Any, ...
         raise OptionsError(
             f"{file.name} {what}", where=str(file), fix=f"the inputs are {', '.join(names)}"
         )
-    defaults = stored if stored is not None else (None,) * len(names)
-    pairs = zip(names, defaults, strict=True)
-    return call_of(model.signature, tuple(given.get(name, value) for name, value in pairs))
+    known = {**dict(zip(names, stored or (), strict=False)), **given}
+    return call_of(model.signature, tuple(known[name] for name in names))
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from qfuse.saving.container import SUFFIX, is_model_file
 from qfuse.saving.digest import digest_of, digests_of
-from qfuse.saving.load import load_model
+from qfuse.saving.load import read_model
 from qfuse.saving.model import call_of
 from qfuse.saving.storable import StorableModule, kept_examples
 
@@ -14,5 +14,5 @@ __all__ = [
     "digests_of",
     "is_model_file",
     "kept_examples",
-    "load_model",
+    "read_model",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from qfuse import kernels
-from qfuse.ir.signature._tree_api import leaves_of
+from qfuse.ir.signature._tree_api import flat_leaves
 from qfuse.ir.signature.caller import Caller
 from qfuse.saving.save import uses_own_kernels
 from qfuse.saving.storable import StorableModule
@@ -29,7 +29,7 @@ def digest_of(values: Iterable[object]) -> str:
         digest.update(f"{value.dtype} {tuple(value.shape)}\n".encode())
         flat = value.detach().resolve_neg().resolve_conj().contiguous().flatten()
         if flat.numel():
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -60,5 +60,5 @@ def _digest(model: StorableModule, args: tuple[Any, ...], kwargs: Mapping[str, A
     twin, given, named = copy.deepcopy(model), *copy.deepcopy((args, dict(kwargs)))
     caller = Caller(twin.signature)
     tensors = caller.check(caller.bind(given, named))
-    results = leaves_of(twin(*given, **named))
+    results = flat_leaves(twin(*given, **named))
     return digest_of([*results, *twin.runner.written(tensors)])

@@ -52,7 +52,7 @@ def graph_to_data(
         ModelFileError: A node calls a function or has an argument that cannot be saved.
     """
     positions: dict[Node, int] = {}
-    nodes = []
+    nodes: list[list[Any]] = []
     for node in module.graph.nodes:
         positions[node] = len(nodes)
         nodes.append(_node_to_data(node, positions))
@@ -145,17 +145,10 @@ def _make(graph: Graph, op: str, target: str, args: Any, kwargs: Any) -> Node:
         part.isidentifier() or part.isdigit() for part in target.split(".")
     ):
         raise ValueError(f"{target!r} is not a name")
-    match op:
-        case "placeholder":
-            return graph.placeholder(target)
-        case "get_attr":
-            return graph.create_node("get_attr", target)
-        case "call_function":
-            return graph.call_function(_function(target), args, kwargs)
-        case "output":
-            return graph.output(*args)
-        case _:
-            raise ValueError(f"a node {op!r}")
+    if op not in {"placeholder", "get_attr", "call_function", "output"}:
+        raise ValueError(f"a node {op!r}")
+    called = _function(target) if op == "call_function" else target
+    return graph.create_node(op, called, args, kwargs)
 
 
 def _function(name: str) -> Any:

@@ -36,7 +36,7 @@ from qfuse.saving.trees import TreeReader
 _AGAIN = "compile and save the model on this machine"
 
 
-def load_model(path: Path, *, verify: bool = True) -> SavedModel:
+def read_model(path: Path, *, verify: bool = True) -> SavedModel:
     """Read a model; its weights are mapped into memory and not copied.
 
     Args:

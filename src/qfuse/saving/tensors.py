@@ -68,8 +68,8 @@ class TensorWriter:
         """Yield the bytes of the block, after :meth:`table`."""
         for piece in self._pieces.values():
             size = piece.high - piece.low
-            flat = torch.empty(0, dtype=torch.uint8).set_(piece.storage, piece.low, (size,))
-            yield memoryview(flat.numpy()).cast("B")
+            flat = torch.empty(0, dtype=torch.uint8).set_(piece.storage, piece.low, (size,), (1,))
+            yield flat.numpy().data.cast("B")
             yield memoryview(bytes(-size % ALIGNMENT))
 
     def _entry(self, tensor: torch.Tensor) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class TensorReader:
         storage = self._storage(offset, size)
         # Of 64 bytes is a multiple of each element, so the start is one too.
         made = torch.empty(0, dtype=dtype)
-        return made.set_(storage, entry["start"] // step, shape, strides)  # type: ignore[call-overload, no-any-return]
+        return made.set_(storage, entry["start"] // step, shape, strides)
 
     def _storage(self, offset: int, size: int) -> torch.UntypedStorage:
         if offset not in self._storages:
@@ -145,7 +145,7 @@ def _refusal(tensor: object) -> str | None:
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the range of bytes of its storage that a tensor uses."""
     size = tensor.element_size()
-    first = tensor.storage_offset()
+    first = int(tensor.storage_offset())
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     last = first + sum((length - 1) * step for length, step in pairs)
     return first * size, (last + 1) * size

@@ -57,8 +57,8 @@ def tree_to_data(spec: TreeSpec) -> Any:
             "fields": fields,
             "children": children,
         }
-    data = {"kind": "class", "class": class_name(spec.type), "children": children}
-    data["fields"], data["none"] = child_names(spec), _absent(spec)
+    data: dict[str, Any] = {"kind": "class", "class": class_name(spec.type), "children": children}
+    data |= {"fields": child_names(spec), "none": _absent(spec)}
     # Without a context the class is replaced always.
     with suppress(UnknownValueError):
         data["context"] = to_data(spec.context)

@@ -79,7 +79,7 @@ def is_registered(kind: type) -> bool:
     return kind in pytree.SUPPORTED_NODES
 
 
-def leaves_of(tree: object) -> list[Any]:
+def flat_leaves(tree: object) -> list[Any]:
     """Return the leaves of ``tree``."""
     return pytree.tree_leaves(tree)
 
