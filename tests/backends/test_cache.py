@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from tests.backends.conftest import Pair
 
-from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
+from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, build, compile_graph
 from qfuse.backends import cache as cache_module
 from qfuse.backends.cache import CompiledCode, PackageCache
 from qfuse.backends.toolchain import isa_runs_here
@@ -96,6 +96,19 @@ def test_a_hit_compiles_nothing(
 
     assert compiler.calls == 0
     assert not caplog.records
+
+
+def test_versions_of_qfuse_share_a_cache(
+    projection: Pair, entry: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "package_digest", lambda: "another version")
+        run_again(projection, entry)
+        assert compiler.calls == 1
+        run_again(projection, entry)
+    run_again(projection, entry)
+    assert compiler.calls == 1
+    assert len(list(entry.parent.parent.glob("*/*/manifest.json"))) == 2
 
 
 @pytest.mark.parametrize(
