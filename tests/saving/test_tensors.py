@@ -82,6 +82,18 @@ def test_only_what_is_used_is_saved() -> None:
     assert sum(map(len, writer.chunks())) <= 30 * 4 + 2 * ALIGNMENT
 
 
+@pytest.mark.parametrize("mutable", [True, False])
+def test_values_that_calls_write_are_those_of_one_moment(mutable: bool) -> None:
+    value = torch.zeros(20)
+    writer = TensorWriter()
+    writer.add("constant part", value[10:])
+    writer.add("state", value[:10], mutable=mutable)
+    writer.table()
+    chunks = list(writer.chunks())
+    value.fill_(1)
+    assert any(b"".join(chunks)) is not mutable
+
+
 def test_storages_are_aligned() -> None:
     made = through(torch.ones(3, dtype=torch.int8), torch.ones(5), torch.ones(1, dtype=torch.bool))
     assert [value.untyped_storage().data_ptr() % ALIGNMENT for value in made] == [0, 0, 0]

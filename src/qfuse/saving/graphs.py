@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class _NodeRef:
 
 
 def graph_to_data(
-    module: GraphModule, tensors: TensorWriter, state: Iterable[str] = ()
+    module: GraphModule, tensors: TensorWriter, state: Collection[str] = ()
 ) -> dict[str, Any]:
     """Return a graph as what JSON can hold; its tensors are added to ``tensors``.
 
@@ -57,7 +57,11 @@ def graph_to_data(
         positions[node] = len(nodes)
         nodes.append(_node_to_data(node, positions))
     names = dict.fromkeys(str(n.target) for n in module.graph.find_nodes(op="get_attr"))
-    used = {name: tensors.add(name, _attribute(module, name)) for name in [*names, *state]}
+    written = dict.fromkeys(state)
+    used = {
+        name: tensors.add(name, _attribute(module, name), mutable=name in written)
+        for name in dict.fromkeys([*names, *written])
+    }
     return {"nodes": nodes, "tensors": used}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,11 @@ def _eager_part(runner: Runner) -> EagerRunner:
     )
 
 
-def _state_names(eager: EagerRunner, runner: Runner) -> Iterable[str]:
+def _state_names(eager: EagerRunner, runner: Runner) -> Collection[str]:
     names = [m.buffer for m in eager.mutations if m.buffer is not None]
     if isinstance(runner, AotiRunner):
         names += runner.plan.names[len(runner.plan.layouts) :]
-    return dict.fromkeys(names)
+    return list(dict.fromkeys(names))
 
 
 def _code(runner: AotiRunner, tensors: TensorWriter) -> dict[str, Any]:

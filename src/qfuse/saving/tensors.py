@@ -24,7 +24,20 @@ class _Piece:
     storage: torch.UntypedStorage
     low: int
     high: int
+    mutable: bool = False
     offset: int = 0
+    data: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def place(self, offset: int) -> int:
+        """Fix where its bytes are in the block and what they are; return where they end."""
+        self.low -= self.low % ALIGNMENT
+        self.offset = offset
+        size = self.high - self.low
+        self.data = torch.empty(0, dtype=torch.uint8).set_(self.storage, self.low, (size,), (1,))
+        if self.mutable:
+            # The bytes are used twice, and a call in another thread may write them in between.
+            self.data = self.data.clone()
+        return offset + -(-size // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(slots=True)
@@ -34,8 +47,13 @@ class TensorWriter:
     _pieces: dict[int, _Piece] = field(default_factory=dict)
     _tensors: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, name: str, tensor: torch.Tensor) -> int:
+    def add(self, name: str, tensor: torch.Tensor, *, mutable: bool = False) -> int:
         """Add a tensor and return its number.
+
+        Args:
+            name: What it is, for messages.
+            tensor: The tensor.
+            mutable: Whether calls of the model write it.
 
         Raises:
             ModelFileError: It is not a plain tensor in the memory of the CPU.
@@ -53,24 +71,21 @@ class TensorWriter:
             storage = tensor.untyped_storage()
             piece = self._pieces.setdefault(storage.data_ptr(), _Piece(storage, low, high))
             piece.low, piece.high = min(piece.low, low), max(piece.high, high)
+            piece.mutable |= mutable
         return len(self._tensors) - 1
 
     def table(self) -> list[dict[str, Any]]:
         """Return where each tensor lies in the block."""
         end = 0
         for piece in self._pieces.values():
-            piece.low -= piece.low % ALIGNMENT
-            piece.offset = end
-            end += -(-(piece.high - piece.low) // ALIGNMENT) * ALIGNMENT
+            end = piece.place(end)
         return [self._entry(tensor) for tensor in self._tensors]
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes of the block, after :meth:`table`."""
         for piece in self._pieces.values():
-            size = piece.high - piece.low
-            flat = torch.empty(0, dtype=torch.uint8).set_(piece.storage, piece.low, (size,), (1,))
-            yield flat.numpy().data.cast("B")
-            yield memoryview(bytes(-size % ALIGNMENT))
+            yield piece.data.numpy().data.cast("B")
+            yield memoryview(bytes(-piece.data.numel() % ALIGNMENT))
 
     def _entry(self, tensor: torch.Tensor) -> dict[str, Any]:
         entry: dict[str, Any] = {
