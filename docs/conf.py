@@ -57,6 +57,7 @@ _NAVIGATION = {
         "docs/fusions",
         "docs/passes",
         "docs/entry-points",
+        "docs/saving",
         "docs/plans",
         "docs/debugging",
         "docs/cli",

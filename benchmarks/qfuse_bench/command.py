@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from qfuse.cli.main import parse_size_options, quantize_loaded
 from qfuse.cli.options import options_of
+from qfuse.cli.saved import bench_saved
 from qfuse.ir.errors import OptionsError
+from qfuse.saving import is_model_file
 from qfuse.zoo import recipes
 from qfuse.zoo.resolve import load_model
 from qfuse_bench.experiments.merge_sites import ModelSites, SiteOptions, run_sites
@@ -30,11 +33,15 @@ def bench_command(
 ) -> None:
     """Measure qfuse against Inductor and torchao on the same quantized models.
 
+    With MODEL, the file of a compiled model: measure its latency (only --threads applies).
+
     With --sites: measure the linears that may be merged, in built-in sizes or in MODEL (a zoo name,
     module:factory, or a .pt2 file), separate and merged, and check the decisions of the cost model.
     """
     options = BenchOptions(**given)
-    if sites:
+    if model is not None and is_model_file(Path(model)):
+        bench_saved(Path(model), threads=options.threads)
+    elif sites:
         _bench_sites(model, quantize, sizes, options)
     elif model is not None or quantize is not None or sizes:
         raise OptionsError(

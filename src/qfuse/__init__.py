@@ -11,13 +11,14 @@ import importlib as _importlib
 import typing as _typing
 
 from qfuse._version import __version__
-from qfuse.api import CompiledModel, compile, explain  # noqa: A004 - the field's word
+from qfuse.api import CompiledModel, compile, explain, load  # noqa: A004 - the field's word
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,
     ExtensionError,
     GraphError,
     InputError,
+    ModelFileError,
     NormalizeError,
     OptionsError,
     PlanError,
@@ -35,6 +36,7 @@ __all__ = [
     "ExtensionError",
     "GraphError",
     "InputError",
+    "ModelFileError",
     "NormalizeError",
     "Options",
     "OptionsError",
@@ -52,6 +54,7 @@ __all__ = [
     "inductor_passes",
     "install",
     "lint",
+    "load",
     "measure_accuracy",
     "passes",
     "reports",

@@ -1,7 +1,8 @@
-"""The public entry points: :func:`compile` and :func:`explain`."""
+"""The public entry points: :func:`compile`, :func:`load` and :func:`explain`."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -34,24 +35,20 @@ from qfuse.replay import planned_options, replay_plan
 from qfuse.report import Report
 from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
 from qfuse.report.strict import require_quantized
+from qfuse.saving import StorableModule, kept_examples, read_model
 from qfuse.targets import Target
 
 # Tracing replaces globals of torch, so one thread of a process compiles at a time.
 _TRACING = threading.RLock()
 
 
-class CompiledModel(CompiledModule):
+class CompiledModel(StorableModule):
     """A compiled model, called like the model that it was compiled from.
 
     Attributes:
         report: What was fused, what was not, and why.
         plan: The lowered graph; ``print(model.plan)`` shows it.
     """
-
-    def __init__(self, module: CompiledModule, plan: Plan, report: Report) -> None:
-        super().__init__(module.signature, module.runner)
-        self.plan = plan
-        self.report = report
 
     def __repr__(self) -> str:
         report = self.report
@@ -75,12 +72,6 @@ class CompiledModel(CompiledModule):
         inputs = caller.check(caller.bind(args, kwargs))
         machine = load_or_measure(Target.detect(extensions=False))
         return profile_plan(self.plan, self.runner, inputs, machine)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """Copy the mutable state; code and constants are immutable and shared."""
-        copy = CompiledModel(super().__deepcopy__(memo), self.plan, self.report)
-        memo[id(self)] = copy
-        return copy
 
 
 def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
@@ -150,7 +141,27 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
                 )
             runner = made.confirm(runner, inputs)
     module = CompiledModule(made.lowered.signature, runner)
-    return CompiledModel(module, made, session.report(made, runner.backend))
+    report = session.report(made, runner.backend)
+    return CompiledModel(module, made, report, kept_examples(inputs))
+
+
+def load(path: str | os.PathLike[str], *, verify: bool = True) -> CompiledModel:
+    """Read a model that :meth:`CompiledModel.save` wrote.
+
+    The weights are mapped into memory, and nothing is compiled. The file holds code, which runs in
+    this process: load only files that you trust. Digests find damage, not malice.
+
+    Args:
+        path: The file.
+        verify: Compare the weights with their digest, which takes about a second per gigabyte. All
+            other parts always are.
+
+    Raises:
+        ModelFileError: There is no such file, it is damaged, it is of another version of qfuse or
+            torch, or its code does not run on this machine.
+        BackendError: The code cannot be loaded.
+    """
+    return CompiledModel.restored(read_model(Path(path), verify=verify))
 
 
 def explain(  # noqa: PLR0913 - one keyword per option

@@ -59,6 +59,7 @@ class Plan:
         backends: The backends of other packages that claimed ops.
         stages: Snapshots of the graph at the four stages.
         data: The decisions, to save, edit, compare and replay.
+        text: The graph as text, if it was saved: its nodes have no types then.
     """
 
     lowered: LoweredGraph
@@ -66,9 +67,10 @@ class Plan:
     backends: tuple[Backend, ...] = ()
     stages: tuple[StageSnapshot, ...] = ()
     data: PlanData | None = None
+    text: str = ""
 
     def __str__(self) -> str:
-        return to_text(self.lowered.graph)
+        return self.text or to_text(self.lowered.graph)
 
     def to_json(self) -> str:
         """Return the decisions as JSON: rewrites and kernels, options, versions, machine."""

@@ -27,7 +27,8 @@ LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:root|work|workspace|opt/\w+|home/\w+|Users/\w+)\b")
 
 # The zoo has models and recipes of the same interface; what it does is not what the stages do.
-SHARED_NAMES = {"build", "describe", "names", "quantize"}
+# `qfuse.load` loads a model, `qfuse.kernels.load` the kernels.
+SHARED_NAMES = {"build", "describe", "load", "names", "quantize"}
 
 
 def repository_files(root: Path) -> list[Path]:

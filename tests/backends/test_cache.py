@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +20,13 @@ import torch
 from safetensors.torch import load_file
 from tests.backends.conftest import Pair
 
-from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
-from qfuse.backends.cache import Built, PackageCache
+from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, build, compile_graph
+from qfuse.backends import cache as cache_module
+from qfuse.backends.cache import CompiledCode, PackageCache
 from qfuse.backends.toolchain import isa_runs_here
 from qfuse.ir.errors import BackendError
+from qfuse.ir.events import Noted
+from qfuse.kernels.scratch import scratch_folder
 
 
 class Compiler:
@@ -33,20 +41,20 @@ class Compiler:
         self,
         module: torch.fx.GraphModule,
         examples: Sequence[torch.Tensor],
-        package: Path,
         patches: Mapping[str, Any],
         ranges: Mapping[str, Any],
     ) -> _inductor_api.Compiled:
         del examples, patches, ranges
         self.calls += 1
-        shutil.copy(self._entry / "model.pt2", package)
+        package = (self._entry / "model.pt2").read_bytes()
         constants = {
             name: value.detach()
             for name, value in module.named_parameters()
             if name not in self._manifest["baked"]
         }
         extras = load_file(self._entry / "extras.safetensors")
-        return _inductor_api.Compiled({**constants, **extras}, tuple(self._manifest["conditions"]))
+        conditions = tuple(self._manifest["conditions"])
+        return _inductor_api.Compiled(package, {**constants, **extras}, conditions)
 
 
 @pytest.fixture
@@ -88,6 +96,19 @@ def test_a_hit_compiles_nothing(
 
     assert compiler.calls == 0
     assert not caplog.records
+
+
+def test_versions_of_qfuse_share_a_cache(
+    projection: Pair, entry: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "package_digest", lambda: "another version")
+        run_again(projection, entry)
+        assert compiler.calls == 1
+        run_again(projection, entry)
+    run_again(projection, entry)
+    assert compiler.calls == 1
+    assert len(list(entry.parent.parent.glob("*/*/manifest.json"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -188,37 +209,99 @@ def test_a_folder_that_cannot_be_written(
     assert "compiling without the cache" in caplog.text
 
 
-def test_nothing_is_left_of_a_build_that_fails(tmp_path: Path) -> None:
-    def fail(package: Path) -> Built:
-        package.write_text("half a package")
-        raise BackendError("no more space")
+def code(text: str) -> CompiledCode:
+    extras = {"constant0": torch.tensor(text == "second")}
+    return CompiledCode(text.encode(), extras, "AVX2", {}, ("x0_0 < 7",))
 
+
+def test_nothing_is_left_of_an_entry_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, data: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
     cache = PackageCache(tmp_path, runs_here=lambda _isa: True)
-    with pytest.raises(BackendError, match="no more space"):
-        cache.build("ab" * 32, fail)
+    with pytest.raises(OSError, match="No space left"):
+        cache.store("ab" * 32, code("first"))
 
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
     assert cache.find("ab" * 32, {}) is None
 
 
+def test_a_full_disk_does_not_compile_twice(
+    projection: Pair,
+    entry: Path,
+    compiler: Compiler,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    shutil.rmtree(entry)
+    monkeypatch.setattr(cache_module, "write_entry", fail)
+    run_again(projection, entry)
+
+    assert compiler.calls == 1
+    assert "compiling without the cache" in caplog.text
+    assert "No space left" in caplog.text
+
+
+def test_without_any_space_the_graph_runs_op_by_op(
+    projection: Pair, entry: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del compiler
+
+    def fail(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    options = BackendOptions(cache_folder=entry.parent.parent, fingerprint="another")
+    with pytest.raises(BackendError, match=r"cannot be written.*No space left"):
+        compile_graph(projection.graph, backend="aoti", options=options)
+    runner = compile_graph(projection.graph, backend="auto", options=options)
+
+    assert runner.backend == "eager"
+    notes = [event.text for event in projection.graph.log.of(Noted)]
+    assert any("op by op" in text and "No space left" in text for text in notes)
+
+
+def test_folders_of_killed_builds_are_removed(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, pathlib\n"
+        "from qfuse.kernels.scratch import scratch_folder\n"
+        "with scratch_folder('.new-', pathlib.Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'half').write_text('x')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    (left,) = tmp_path.iterdir()
+    cache = PackageCache(tmp_path, runs_here=lambda _isa: True)
+
+    with scratch_folder(".new-", tmp_path) as used:
+        os.utime(left, (0, 0))
+        os.utime(used, (0, 0))
+        cache.store("ab" * 32, code("first"))
+        assert not left.exists()
+        assert used.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["ab"]
+
+
 def test_entries_are_replaced_in_one_piece(tmp_path: Path) -> None:
-    def make(text: str) -> Callable[[Path], Built]:
-        def build(package: Path) -> Built:
-            package.write_text(text)
-            return Built({"constant0": torch.tensor(text == "second")}, "AVX2", {}, ("x0_0 < 7",))
-
-        return build
-
     cache = PackageCache(tmp_path, runs_here=lambda _isa: True)
     key = "cd" * 32
-    cache.build(key, make("first"))
-    cache.build(key, make("second"))
+    cache.store(key, code("first"))
+    cache.store(key, code("second"))
 
     found = cache.find(key, {})
     assert found is not None
     assert found.package.read_text() == "second"
-    assert found.extras["constant0"].item() is True
-    assert found.conditions == ("x0_0 < 7",)
+    assert found.code.package == b"second"
+    assert found.code.extras["constant0"].item() is True
+    assert found.code.conditions == ("x0_0 < 7",)
 
 
 def test_instruction_sets_of_this_machine() -> None:

@@ -7,6 +7,9 @@ functions that compile import them.
 from __future__ import annotations
 
 import copy
+import io
+import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -23,6 +26,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.ir.errors import BackendError
+from qfuse.kernels.scratch import scratch_folder
 
 MODEL_NAME = "model"
 """Name of the model in a package, which the loader needs."""
@@ -67,6 +71,7 @@ FAILURES = (
 """The errors of a failed compilation; Inductor wraps only some of them."""
 
 _TRACED_FROM = 2
+_NEEDED_BYTES = 16 << 20
 
 # Inductor's compilation state (virtualized globals, config patches) is not thread-safe.
 _COMPILING = threading.Lock()
@@ -144,15 +149,17 @@ def arch_flags() -> tuple[str, ...]:
 
 
 class Compiled(NamedTuple):
-    """The requirements of a package besides inputs of the right dtypes and shapes.
+    """A package, and its requirements besides inputs of the right dtypes and shapes.
 
     Attributes:
+        package: The content of a ``.pt2`` file.
         constants: The constants passed by pointer, by name, including those that Inductor created;
             the values of all other constants of the graph were compiled into the code.
         conditions: Inductor's assumptions about symbolic sizes, as Python expressions over the
             names of the symbols. The package does not check them, and is wrong if they do not hold.
     """
 
+    package: bytes
     constants: dict[str, torch.Tensor]
     conditions: tuple[str, ...]
 
@@ -160,21 +167,20 @@ class Compiled(NamedTuple):
 def compile_package(
     module: GraphModule,
     examples: Sequence[torch.Tensor],
-    package: Path,
     patches: Mapping[str, Any],
     ranges: Mapping[str, tuple[int, int | None]],
 ) -> Compiled:
-    """Compile ``module`` into the file ``package``.
+    """Compile ``module``.
 
     Args:
         module: A plain graph; its constants are parameters, which Inductor does not clone.
         examples: Fake inputs; symbolic sizes stay symbolic.
-        package: Path of the ``.pt2`` file.
         patches: Inductor options of this compilation, which override :data:`PINNED`.
         ranges: Declared lowest and highest value of each symbol.
 
     Raises:
         BackendError: Inductor or the C++ compiler failed.
+        OSError: There is no folder for temporary files.
     """
     import torch._inductor  # noqa: PLC0415
     from torch._inductor.package.package import package_aoti  # noqa: PLC0415
@@ -184,7 +190,7 @@ def compile_package(
     known = {str(guard.expr) for guard in env.guards} if env else set()
     with ExitStack() as stack:
         stack.enter_context(_COMPILING)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="qfuse-aoti-"))
+        folder = stack.enter_context(scratch_folder("qfuse-aoti-"))
         stack.enter_context(warnings.catch_warnings(action="ignore"))
         # The code must not depend on the modes of the caller, whose random state is restored.
         stack.enter_context(torch.inference_mode(False))
@@ -196,21 +202,27 @@ def compile_package(
             **PINNED,
             **patches,
             "aot_inductor.metadata": {},
-            "aot_inductor.output_path": folder,
+            "aot_inductor.output_path": str(folder),
         }
         try:
             made = torch._inductor.aot_compile(module, tuple(examples), options=options)
             assert isinstance(made, list), "a package is made of several files"
-            package_aoti(str(package), [item for item in made if isinstance(item, str)])
+            # In memory: torch's writer ends the process if it cannot write to a file.
+            package = io.BytesIO()
+            package_aoti(package, [item for item in made if isinstance(item, str)])
         except FAILURES as error:
+            full = _full_folder()
             raise BackendError(
-                f"AOTInductor could not compile the graph: {_first_line(error)}",
-                fix='use backend="eager", and report the graph; the cause is chained below',
+                f"AOTInductor could not compile the graph: {_first_line(error)}"
+                + (f", and the disk of {full} is full" if full else ""),
+                fix=f"free space there: {full}"
+                if full
+                else 'use backend="eager", and report the graph; the cause is chained below',
             ) from error
     weights = [item for item in made if not isinstance(item, str)]
     constants = {name: value[0] for group in weights for name, value in group.items()}
     new = [guard.expr for guard in env.guards if str(guard.expr) not in known] if env else []
-    return Compiled(constants, _conditions(new, ranges))
+    return Compiled(package.getvalue(), constants, _conditions(new, ranges))
 
 
 def load_package(
@@ -254,6 +266,20 @@ def _conditions(
         if not (value.is_singleton() and value.lower):
             found[printer.doprint(expression)] = None
     return tuple(found)
+
+
+def _full_folder() -> str:
+    """Return a folder in which a compilation finds no space, "" if all have some.
+
+    A compiler that cannot write says so in its own words, or is killed.
+    """
+    try:
+        folders = (tempfile.gettempdir(), os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
+        full = (f for f in folders if f and shutil.disk_usage(f).free < _NEEDED_BYTES)
+        return next(full, "")
+    # Without space there may be no folder for temporary files either.
+    except OSError as error:
+        return error.filename or "temporary files"
 
 
 def _first_line(error: BaseException) -> str:

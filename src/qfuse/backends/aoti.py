@@ -3,62 +3,73 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
+from qfuse.backends import _inductor_api
+from qfuse.backends.cache import CompiledCode
 from qfuse.backends.eager import EagerRunner
-from qfuse.backends.prepare import Program
-from qfuse.ir.errors import InputError
+from qfuse.backends.prepare import CallPlan
+from qfuse.ir.errors import BackendError, InputError
 from qfuse.ir.graph.memory import address_of
-from qfuse.ir.signature.size_expr import SizeFunction
+from qfuse.ir.signature.size_expr import parse_size
 
 
 class AotiRunner:
-    """Compiled code with its constants and state; thread-safe."""
+    """Compiled code with its constants and state; thread-safe.
+
+    Attributes:
+        plan: How the code is called.
+        code: The compiled package.
+        constants: The constants that the code uses by pointer, including those of the compiler.
+        otherwise: Runs the calls for which the code is wrong.
+    """
 
     backend = "aoti"
 
     def __init__(
         self,
-        program: Program,
+        plan: CallPlan,
+        code: CompiledCode,
         entry: Callable[[list[torch.Tensor]], list[torch.Tensor]],
         constants: dict[str, torch.Tensor],
-        conditions: Sequence[SizeFunction],
         otherwise: EagerRunner,
         turn: threading.Lock | None = None,
     ) -> None:
         """Make a runner.
 
         Args:
-            program: The compiled program.
-            entry: The code.
+            plan: How the code is called.
+            code: The compiled package, whose conditions can be parsed.
+            entry: The loaded code.
             constants: The constants that the code uses by pointer; kept alive here.
-            conditions: Conditions on the sizes of a call that the code assumes.
             otherwise: Runs the calls that do not satisfy the conditions.
             turn: Lock held while the code runs; shared by runners with the same code.
         """
-        self._program = program
+        self.plan = plan
+        self.code = code
+        self.constants = constants
+        self.otherwise = otherwise
         self._entry = entry
-        self._constants = constants
-        self._conditions = conditions
-        self._otherwise = otherwise
+        self._conditions = tuple(map(parse_size, code.conditions))
         # The package runs one call at a time, and waiting inside it would hold the GIL, which an op
         # implemented in Python needs to finish: so calls wait here instead.
         self._turn = turn or threading.Lock()
-        self._layouts = program.layouts
-        self._state = list(program.state)
-        self._memory = {address_of(t): i for i, t in enumerate(program.state)}
-        self._writes = bool(program.written or program.late)
+        self._layouts = plan.layouts
+        self._state = list(plan.state)
+        self._memory = {address_of(t): i for i, t in enumerate(plan.state)}
+        self._writes = bool(plan.written or plan.late)
         # `results[:-0]` would be empty.
-        self._results = -len(program.late) or None
+        self._results = -len(plan.late) or None
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Run the code; see :meth:`qfuse.backends.Runner.run`."""
         # Inductor's code is wrong for these sizes, and says nothing.
         if self._conditions and not self._fits(inputs):
-            return self._otherwise.run(inputs)
+            return self.otherwise.run(inputs)
         tensors = [layout.place(x) for layout, x in zip(self._layouts, inputs, strict=True)]
         if self._state:
             self._refuse_state(inputs)
@@ -67,7 +78,7 @@ class AotiRunner:
             results = self._call(tensors)
         if self._writes:
             self._write_back(inputs, tensors, results)
-        for output, position in self._program.returned:
+        for output, position in self.plan.returned:
             results[output] = inputs[position]
         return results[: self._results]
 
@@ -80,21 +91,19 @@ class AotiRunner:
 
     def written(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return what a run writes; see :meth:`qfuse.backends.Runner.written`."""
-        return self._otherwise.written(inputs)
+        return self.otherwise.written(inputs)
 
     def fork(self) -> AotiRunner:
         """Return a runner with its own copy of the state; code and constants are shared."""
-        otherwise = self._otherwise.fork()
-        names = self._program.names[len(self._layouts) :]
+        otherwise = self.otherwise.fork()
+        names = self.plan.names[len(self._layouts) :]
         state = tuple(otherwise.module.get_buffer(name) for name in names)
-        program = replace(self._program, state=state)
-        return AotiRunner(
-            program, self._entry, self._constants, self._conditions, otherwise, self._turn
-        )
+        plan = replace(self.plan, state=state)
+        return AotiRunner(plan, self.code, self._entry, self.constants, otherwise, self._turn)
 
     def _fits(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the sizes of a call satisfy the conditions of the code."""
-        sizes = {s.name: inputs[s.position].shape[s.axis] for s in self._program.sizes.values()}
+        sizes = {s.name: inputs[s.position].shape[s.axis] for s in self.plan.sizes.values()}
         return all(holds(sizes) for holds in self._conditions)
 
     def _refuse_state(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -102,7 +111,7 @@ class AotiRunner:
         for position, tensor in enumerate(inputs):
             state = self._memory.get(address_of(tensor))
             if state is not None and tensor.numel():
-                names = self._program.names
+                names = self.plan.names
                 raise InputError(
                     f"{names[position]} shares memory with the model's own "
                     f"{names[len(inputs) + state]}, which the model writes",
@@ -117,11 +126,44 @@ class AotiRunner:
     ) -> None:
         """Copy values that the code could not write in place to the caller's tensors."""
         with torch.no_grad():
-            for position in self._program.written:
+            for position in self.plan.written:
                 if position < len(inputs):
                     given, used = inputs[position], tensors[position]
                     # The input was copied to another layout, so the code wrote to the copy.
                     if given.data_ptr() != used.data_ptr():
                         given.copy_(used)
-            for output, position in self._program.late:
+            for output, position in self.plan.late:
                 tensors[position].copy_(results[output])
+
+
+def load_runner(
+    package: Path,
+    code: CompiledCode,
+    plan: CallPlan,
+    constants: Mapping[str, torch.Tensor],
+    otherwise: EagerRunner,
+    runners: int,
+) -> AotiRunner:
+    """Load compiled code and return its runner.
+
+    Args:
+        package: A file with ``code.package``; it is not needed afterwards.
+        code: The compiled package.
+        plan: How the code is called.
+        constants: The constants of the program, without those of the compiler.
+        otherwise: Runs the calls for which the code is wrong.
+        runners: How many threads may run the code concurrently.
+
+    Raises:
+        BackendError: The package cannot be loaded.
+    """
+    every = {**constants, **code.extras}
+    try:
+        entry = _inductor_api.load_package(package, every, runners)
+    except (RuntimeError, KeyError) as error:
+        raise BackendError(
+            f"the compiled package cannot be loaded: {error}",
+            fix="check that the folder for temporary files has space, and that libraries can be "
+            "loaded from it (noexec)",
+        ) from error
+    return AotiRunner(plan, code, entry, every, otherwise)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import platform
 import re
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from filelock import Timeout
 from torch.fx import GraphModule
 
 from qfuse.backends import _inductor_api
-from qfuse.backends.aoti import AotiRunner
-from qfuse.backends.cache import Built, CacheEntry, PackageCache
+from qfuse.backends.aoti import AotiRunner, load_runner
+from qfuse.backends.cache import CompiledCode, PackageCache
 from qfuse.backends.eager import run_eagerly
 from qfuse.backends.key import constant_digest, package_digest, program_digest
 from qfuse.backends.prepare import Program, prepare
@@ -26,8 +26,9 @@ from qfuse.backends.toolchain import check_toolchain, isa_runs_here
 from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
-from qfuse.ir.signature.size_expr import SizeFunction, parse_size
+from qfuse.ir.signature.size_expr import parse_size
 from qfuse.kernels.library import c_declarations
+from qfuse.kernels.scratch import scratch_folder
 from qfuse.targets.storage import cache_directory
 
 _logger = logging.getLogger("qfuse")
@@ -54,6 +55,7 @@ class _Compilation:
         self._options = options
         self._tell = tell
         self._folder = options.cache_folder or cache_directory() / "aoti"
+        self._code: CompiledCode | None = None
 
     def runner(self) -> AotiRunner:
         try:
@@ -61,11 +63,13 @@ class _Compilation:
                 return self._cached()
         except (CacheError, OSError, Timeout) as error:
             _logger.warning("compiling without the cache in %s: %s", self._folder, error)
-        with tempfile.TemporaryDirectory(prefix="qfuse-package-") as folder:
-            package = Path(folder, "model.pt2")
-            built = self._build(package)
-            # The loader unpacks to its own folder, so the file may be deleted.
-            return self._loaded(CacheEntry(package, built.extras, built.isa, built.conditions))
+        try:
+            return self._uncached()
+        except OSError as error:
+            raise BackendError(
+                f"files for the compiler cannot be written: {error}",
+                fix="free space in the folder for temporary files, or set TMPDIR to another one",
+            ) from error
 
     def _cached(self) -> AotiRunner:
         cache = PackageCache(self._folder, runs_here=isa_runs_here)
@@ -77,7 +81,18 @@ class _Compilation:
         with cache.lock(key):
             # Another process may have built the entry while this one waited.
             runner = self._found(cache, key, level=logging.WARNING)
-            return runner or self._loaded(cache.build(key, self._build))
+            if runner is not None:
+                return runner
+            entry = cache.store(key, self._built())
+            return self._loaded(entry.package, entry.code)
+
+    def _uncached(self) -> AotiRunner:
+        code = self._built()
+        with scratch_folder("qfuse-package-") as folder:
+            package = Path(folder, "model.pt2")
+            package.write_bytes(code.package)
+            # The loader unpacks to its own folder, so the file may be deleted.
+            return self._loaded(package, code)
 
     def _found(self, cache: PackageCache, key: str, *, level: int) -> AotiRunner | None:
         entry = cache.find(key, self._program.constants, level=level)
@@ -85,36 +100,20 @@ class _Compilation:
             return None
         self._tell("loading the compiled package from the cache")
         try:
-            return self._loaded(entry)
+            return self._loaded(entry.package, entry.code)
         except BackendError as error:
             _logger.log(level, "cache entry %s is rebuilt: %s", entry.package.parent, error)
             return None
 
-    def _loaded(self, entry: CacheEntry) -> AotiRunner:
-        constants = {**self._program.constants, **entry.extras}
-        try:
-            run = _inductor_api.load_package(entry.package, constants, self._options.runners)
-        except (RuntimeError, KeyError) as error:
-            raise BackendError(
-                f"the compiled package cannot be loaded: {error}",
-                fix="check that libraries can be loaded from the temporary folder (noexec)",
-            ) from error
-        conditions = [self._condition(text) for text in entry.conditions]
-        # The eager runner serves the sizes for which the compiled code is wrong.
-        return AotiRunner(self._program, run, constants, conditions, run_eagerly(self._lowered))
-
-    def _condition(self, text: str) -> SizeFunction:
-        words = self._for_people(text)
-        try:
-            holds = parse_size(text)
-        except InputError as error:
-            raise BackendError(
-                f"compiled code would be correct only if {words}",
-                fix="declare narrower dynamic_shapes, or use static ones",
-            ) from error
-        note = f"compiled code is used if {words}; calls of other sizes run op by op"
-        self._lowered.log.add(Noted("backends", note, warn=True))
-        return holds
+    def _loaded(self, package: Path, code: CompiledCode) -> AotiRunner:
+        otherwise = run_eagerly(self._lowered)
+        runner = load_runner(
+            package, code, self._program, self._program.constants, otherwise, self._options.runners
+        )
+        for text in code.conditions:
+            note = f"compiled code is used if {self._for_people(text)}; calls of other sizes run "
+            self._lowered.log.add(Noted("backends", f"{note}op by op", warn=True))
+        return runner
 
     def _for_people(self, text: str) -> str:
         """Return a condition with the user's names of the sizes."""
@@ -123,7 +122,13 @@ class _Compilation:
             text = re.sub(rf"\b{size.name}\b", name, text)
         return text
 
-    def _build(self, package: Path) -> Built:
+    def _built(self) -> CompiledCode:
+        """Compile, once: a cache that cannot be written does not make it run again."""
+        if self._code is None:
+            self._code = self._build()
+        return self._code
+
+    def _build(self) -> CompiledCode:
         self._tell("checking the C++ compiler")
         patches = {
             **check_toolchain(self._folder),
@@ -133,18 +138,31 @@ class _Compilation:
         self._tell("compiling with AOTInductor (C++)")
         program = self._program
         ranges = {symbol: (size.low, size.high) for symbol, size in program.sizes.items()}
-        used, conditions = _inductor_api.compile_package(
-            program.module, program.examples, package, patches, ranges
+        package, used, found = _inductor_api.compile_package(
+            program.module, program.examples, patches, ranges
         )
+        conditions = (*map(self._renamed, found), *self._not_empty())
+        for text in conditions:
+            self._check_condition(text)
         ours = program.constants
-        return Built(
+        return CompiledCode(
+            package,
             extras={name: value for name, value in used.items() if name not in ours},
             isa=_isa_of(package),
             # A value that was compiled into the code is not in the key if it is large, and is
             # checked when the entry is read.
             baked={name: constant_digest(c) for name, c in ours.items() if name not in used},
-            conditions=(*map(self._renamed, conditions), *self._not_empty()),
+            conditions=conditions,
         )
+
+    def _check_condition(self, text: str) -> None:
+        try:
+            parse_size(text)
+        except InputError as error:
+            raise BackendError(
+                f"compiled code would be correct only if {self._for_people(text)}",
+                fix="declare narrower dynamic_shapes, or use static ones",
+            ) from error
 
     def _not_empty(self) -> list[str]:
         """Return conditions that exclude empty axes: dividing by size zero kills the process."""
@@ -177,9 +195,9 @@ def _called_directly(module: GraphModule) -> dict[str, object]:
     return _inductor_api.called_directly(declarations)
 
 
-def _isa_of(package: Path) -> str:
+def _isa_of(package: bytes) -> str:
     """Return the vector ISA that a package requires."""
-    with zipfile.ZipFile(package) as archive:
+    with zipfile.ZipFile(io.BytesIO(package)) as archive:
         for name in archive.namelist():
             if name.endswith("wrapper_metadata.json"):
                 return str(json.loads(archive.read(name)).get("AOTI_CPU_ISA", ""))

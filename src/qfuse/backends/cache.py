@@ -12,19 +12,19 @@ import hashlib
 import json
 import logging
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 
 from qfuse.backends.key import constant_digest
 from qfuse.ir.errors import CacheError
+from qfuse.kernels.scratch import scratch_folder
 
 _FORMAT = 1
 _LOCK_SECONDS = 1800
@@ -34,10 +34,11 @@ _logger = logging.getLogger("qfuse")
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """The results of a compilation besides the package.
+class CompiledCode:
+    """The results of a compilation.
 
     Attributes:
+        package: The content of the ``.pt2`` file.
         extras: Constants that the compiler created.
         isa: Vector ISA that the code requires, as named by the package.
         baked: Digests of the constants whose values were compiled into the code.
@@ -45,6 +46,7 @@ class Built:
             ``qfuse.ir.signature.size_expr``.
     """
 
+    package: bytes = field(repr=False)
     extras: dict[str, torch.Tensor]
     isa: str
     baked: dict[str, str]
@@ -53,19 +55,15 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
-    """A verified package, and its requirements.
+    """A verified entry of the cache.
 
     Attributes:
         package: The file.
-        extras: Constants that the compiler created.
-        isa: Vector ISA that the code requires.
-        conditions: Conditions on the sizes of a call.
+        code: Its content, and what it requires.
     """
 
     package: Path
-    extras: dict[str, torch.Tensor]
-    isa: str
-    conditions: tuple[str, ...]
+    code: CompiledCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +91,22 @@ class PackageCache:
             _logger.log(level, "cache entry %s is rebuilt: %s", place, error.what)
             return None
 
-    def build(self, key: str, make: Callable[[Path], Built]) -> CacheEntry:
-        """Create an entry; ``make`` writes the package to the path that it receives.
+    def store(self, key: str, code: CompiledCode) -> CacheEntry:
+        """Create an entry.
 
         Raises:
-            OSError: The folder cannot be written.
+            OSError: The folder cannot be written, or its disk is full.
         """
         place = self._place(key)
         place.parent.mkdir(parents=True, exist_ok=True)
         # Within the cache, since a rename is atomic within one file system only.
-        fresh = Path(tempfile.mkdtemp(prefix=f".{key[:8]}-", dir=self.folder))
-        try:
-            built = make(fresh / _MODEL)
-            write_entry(fresh, key, built)
+        with scratch_folder(".new-", self.folder) as fresh:
+            write_entry(fresh, key, code)
             if place.exists():
                 # Processes that use the old entry keep their open files.
                 shutil.rmtree(place, ignore_errors=True)
             fresh.replace(place)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        return CacheEntry(place / _MODEL, built.extras, built.isa, built.conditions)
+        return CacheEntry(place / _MODEL, code)
 
     def lock(self, key: str) -> FileLock:
         """A lock across processes, so that a program is compiled once.
@@ -124,24 +118,33 @@ class PackageCache:
         return FileLock(self.folder / f"{key}.lock", timeout=_LOCK_SECONDS)
 
     def _runnable(self, entry: CacheEntry) -> CacheEntry:
-        if not self.runs_here(entry.isa):
-            raise CacheError(f"it was compiled for another CPU ({entry.isa})")
+        if not self.runs_here(entry.code.isa):
+            raise CacheError(f"it was compiled for another CPU ({entry.code.isa})")
         return entry
 
     def _place(self, key: str) -> Path:
         return self.folder / key[:2] / key
 
 
-def write_entry(folder: Path, key: str, built: Built) -> None:
-    """Write extras and manifest next to the package in ``folder``."""
-    save_file({k: v.contiguous() for k, v in built.extras.items()}, folder / _EXTRAS)
+def write_entry(folder: Path, key: str, code: CompiledCode) -> None:
+    """Write package, extras and manifest to ``folder``.
+
+    Raises:
+        OSError: The folder cannot be written, or its disk is full.
+    """
+    files = {
+        _MODEL: code.package,
+        _EXTRAS: save({k: v.contiguous() for k, v in code.extras.items()}),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
     manifest = {
         "format": _FORMAT,
         "key": key,
-        "isa": built.isa,
-        "baked": built.baked,
-        "conditions": built.conditions,
-        "sha256": {name: _file_digest(folder / name) for name in (_MODEL, _EXTRAS)},
+        "isa": code.isa,
+        "baked": code.baked,
+        "conditions": code.conditions,
+        "sha256": {name: _digest(data) for name, data in files.items()},
     }
     text = json.dumps(manifest, indent=2, sort_keys=True)
     (folder / _MANIFEST).write_text(text, encoding="utf-8")
@@ -155,27 +158,30 @@ def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) ->
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-        _check(manifest, folder, key, constants)
-        extras = load_file(folder / _EXTRAS)
+        if manifest["format"] != _FORMAT or manifest["key"] != key:
+            raise CacheError("it has another format or program")
+        package, extras = (_read(folder, name, manifest) for name in (_MODEL, _EXTRAS))
+        baked = {str(name): str(digest) for name, digest in manifest["baked"].items()}
+        _check_baked(baked, constants)
         conditions = tuple(map(str, manifest["conditions"]))
-        return CacheEntry(folder / _MODEL, extras, str(manifest["isa"]), conditions)
+        code = CompiledCode(package, load(extras), str(manifest["isa"]), baked, conditions)
+        return CacheEntry(folder / _MODEL, code)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise CacheError(f"it is unreadable ({type(error).__name__}: {error})") from error
 
 
-def _check(
-    manifest: dict[str, Any], folder: Path, key: str, constants: Mapping[str, torch.Tensor]
-) -> None:
-    if manifest["format"] != _FORMAT or manifest["key"] != key:
-        raise CacheError("it has another format or program")
-    for name in (_MODEL, _EXTRAS):
-        if manifest["sha256"][name] != _file_digest(folder / name):
-            raise CacheError(f"{name} is not the file that was written")
-    for name, digest in manifest["baked"].items():
+def _read(folder: Path, name: str, manifest: dict[str, Any]) -> bytes:
+    data = (folder / name).read_bytes()
+    if manifest["sha256"][name] != _digest(data):
+        raise CacheError(f"{name} is not the file that was written")
+    return data
+
+
+def _check_baked(baked: Mapping[str, str], constants: Mapping[str, torch.Tensor]) -> None:
+    for name, digest in baked.items():
         if name not in constants or constant_digest(constants[name]) != digest:
             raise CacheError(f"constant {name} was compiled in with another value")
 
 
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

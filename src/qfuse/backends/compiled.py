@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -66,11 +66,10 @@ class CompiledModule:
         memo[id(self)] = copy
         return copy
 
-    def __reduce__(self) -> NoReturn:
+    def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "a compiled model cannot be pickled: it is code for this machine\n"
-            "  do: save the source model and compile it where it is needed; the compiled code is "
-            "found in the cache"
+            "a compiled graph cannot be pickled\n"
+            "  do: pickle or save what qfuse.compile returns, which holds it"
         )
 
     def _write_back(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:

@@ -65,14 +65,11 @@ class InputSize:
         return f"x{self.position}_{self.axis}"
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A graph in the form for compilers, and how to run the compiled code.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """How compiled code is called.
 
     Attributes:
-        module: Inputs ``x0, x1, ..``, then state ``s0, s1, ..``; constants ``c0, c1, ..`` as
-            parameters; the output is the tuple of user outputs, then of the late values.
-        constants: The distinct constants, by name.
         state: Buffers that the source program mutates, and constants that share memory with one;
             passed after the inputs, without a copy.
         layouts: The memory layout of each input.
@@ -83,8 +80,6 @@ class Program:
         sizes: The symbolic sizes, by their symbol.
     """
 
-    module: GraphModule
-    constants: dict[str, torch.Tensor]
     state: tuple[torch.Tensor, ...]
     layouts: tuple[Layout, ...]
     written: tuple[int, ...]
@@ -92,6 +87,20 @@ class Program:
     returned: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
     sizes: dict[str, InputSize]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program(CallPlan):
+    """A graph in the form for compilers, and how to run the compiled code.
+
+    Attributes:
+        module: Inputs ``x0, x1, ..``, then state ``s0, s1, ..``; constants ``c0, c1, ..`` as
+            parameters; the output is the tuple of user outputs, then of the late values.
+        constants: The distinct constants, by name.
+    """
+
+    module: GraphModule
+    constants: dict[str, torch.Tensor]
 
     @property
     def examples(self) -> tuple[torch.Tensor, ...]:
@@ -138,7 +147,15 @@ class _Preparation:
         fed = [i.name for i in self._lowered.signature.inputs if i.placeholder is not None]
         names = (*fed, *self._state)
         return Program(
-            module, self._constants, state, layouts, written, late, returned, names, self._sizes
+            module=module,
+            constants=self._constants,
+            state=state,
+            layouts=layouts,
+            written=written,
+            late=late,
+            returned=returned,
+            names=names,
+            sizes=self._sizes,
         )
 
     def _copy_inputs(self) -> None:

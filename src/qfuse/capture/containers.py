@@ -26,7 +26,7 @@ _DERIVED = ("dtype", "device", "batch_size", "num_heads", "k_head_dim", "v_head_
 
 
 @dataclass(frozen=True)
-class _Layer:
+class LayerContext:
     """The context of a layer: its class, and its attributes that are not tensors."""
 
     kind: type
@@ -34,11 +34,11 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class _Cache:
+class CacheContext:
     """The context of a cache."""
 
     kind: type
-    layers: tuple[_Layer, ...]
+    layers: tuple[LayerContext, ...]
     others: tuple[tuple[str, Any], ...]
 
 
@@ -87,14 +87,15 @@ def note_cache(name: str, value: object) -> str | None:
     )
 
 
-def _flatten(cache: Any) -> tuple[dict[str, Any], _Cache]:
+def _flatten(cache: Any) -> tuple[dict[str, Any], CacheContext]:
     """Return the tensors of each layer by name, and the context."""
     pairs = [_split(layer) for layer in cache.layers]
     layers = tuple(
-        _Layer(type(layer), others) for layer, (_, others) in zip(cache.layers, pairs, strict=True)
+        LayerContext(type(layer), others)
+        for layer, (_, others) in zip(cache.layers, pairs, strict=True)
     )
     fixed = tuple((name, v) for name, v in vars(cache).items() if name != "layers")
-    return {"layers": [tensors for tensors, _ in pairs]}, _Cache(type(cache), layers, fixed)
+    return {"layers": [tensors for tensors, _ in pairs]}, CacheContext(type(cache), layers, fixed)
 
 
 def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], ...]]:
@@ -107,7 +108,7 @@ def _split(layer: Any) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, Any], 
     return tensors, others
 
 
-def _build(children: Sequence[Any], fixed: _Cache) -> Any:
+def _build(children: Sequence[Any], fixed: CacheContext) -> Any:
     layers = []
     for spec, tensors in zip(fixed.layers, children[0], strict=True):
         # Without `__init__`, which may run operators that the trace would record.

@@ -19,6 +19,7 @@ from rich.table import Table
 
 import qfuse
 from qfuse import kernels
+from qfuse.cli import saved
 from qfuse.cli.analysis import accuracy_command, lint_command
 from qfuse.cli.bundle import bundle_options, show_bundle
 from qfuse.cli.diff import diff_command
@@ -172,10 +173,17 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
 @measuring_options
 @plan_options
+@click.option("-o", "--output", metavar="FILE", help="save the compiled model, for `qfuse run`")
 def compile_command(
-    check: str, report_html: str | None, trace: str | None, show_profile: bool, **given: Any
+    check: str,
+    report_html: str | None,
+    trace: str | None,
+    show_profile: bool,
+    output: str | None,
+    **given: Any,
 ) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
+    _check_writable(output, "--output")
     request = _request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
@@ -193,9 +201,14 @@ def compile_command(
             strict=request.strict,
             plan=given["use_plan"],
         )
+        # Before it runs: a model may write its buffers.
+        if output is not None:
+            fast.save(output, args, kwargs)
         say("measuring the source and the compiled model")
         latency = measure_latency(model, fast, args, kwargs)
         profile = pages.measure(fast, args, kwargs, say)
+    if output is not None:
+        _ERR.print(f"saved to {output}", soft_wrap=True, highlight=False)
     if given["save_plan"] is not None:
         fast.plan.save(given["save_plan"])
     facts = replace(
@@ -303,14 +316,14 @@ def build_kernels_command(into: Path | None) -> None:
         _OUT.print(f"copied to: {copied}", soft_wrap=True)
 
 
-main.add_command(plan_command)
-main.add_command(repro_command)
+for _command in (plan_command, repro_command, *saved.COMMANDS):
+    main.add_command(_command)
 
 
 def _request(given: dict[str, Any], check: str) -> Request:
     """Validate all options before any slow step."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
-    _check_writable(given["report_json"])
+    _check_writable(given["report_json"], "--json")
     return Request(
         given["model"],
         given["quantize"],
@@ -338,14 +351,14 @@ def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
     return sizes
 
 
-def _check_writable(target: str | None) -> None:
+def _check_writable(target: str | None, option: str) -> None:
     """Refuse a file that cannot be written, before the compilation starts."""
-    if target in {None, "-"}:
+    if target is None or (target, option) == ("-", "--json"):
         return
     path = Path(str(target))
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
-        raise OptionsError(f"--json {target} {what}", fix="give the path of a file")
+        raise OptionsError(f"{option} {target} {what}", fix="give the path of a file")
 
 
 def _prepare(

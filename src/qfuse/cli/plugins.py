@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import click
 
+from qfuse.cli.saved import bench_saved_command
 from qfuse.ir.errors import QfuseError
+from qfuse.saving import is_model_file
 
 GROUP = "qfuse.commands"
 
@@ -50,7 +52,11 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def _missing(name: str) -> click.Command:
-    def run(**_: Any) -> None:
+    def run(arguments: tuple[str, ...]) -> None:
+        # A saved model is measured without that package.
+        if name == "bench" and arguments and is_model_file(Path(arguments[0])):
+            bench_saved_command.main(list(arguments), standalone_mode=False)
+            return
         raise QfuseError(
             f"`qfuse {name}` is in the package qfuse-bench, which is not installed",
             fix="in a checkout of qfuse: pip install ./benchmarks",

@@ -86,6 +86,10 @@ class CacheError(QfuseError):
     """A cache entry is corrupt or foreign. Raised internally and handled by rebuilding."""
 
 
+class ModelFileError(QfuseError):
+    """The file of a compiled model cannot be written, cannot be read, or does not run here."""
+
+
 class ExtensionError(QfuseError):
     """A dialect, rule, kernel or backend of another package is broken, or clashes with one."""
 

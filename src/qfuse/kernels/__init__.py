@@ -18,6 +18,7 @@ from qfuse.kernels.build import (
     copy_library,
     find_kernel_compiler,
     kernel_cache,
+    library_key,
     read_description,
 )
 from qfuse.kernels.cat_ops import cat_channels
@@ -38,7 +39,7 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_rows,
 )
 from qfuse.kernels.image_activation import image_activation_quantized
-from qfuse.kernels.library import KernelLibrary, instruction_set, load
+from qfuse.kernels.library import KernelImage, KernelLibrary, instruction_set, load, load_image
 from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.pack import pack_bytes, pack_floats, pack_weight, unpack_weight, weight_sums
@@ -60,6 +61,7 @@ from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution
 __all__ = [
     "KernelBuildError",
     "KernelCompiler",
+    "KernelImage",
     "KernelLibrary",
     "PackedGroups",
     "cat_channels",
@@ -77,6 +79,7 @@ __all__ = [
     "image_activation_quantized",
     "instruction_set",
     "kernel_cache",
+    "library_key",
     "linear_w4a8",
     "linear_w4a8_quantized",
     "linear_w4a8_rows",
@@ -90,6 +93,7 @@ __all__ = [
     "linear_w8a16",
     "linear_w16a32",
     "load",
+    "load_image",
     "matmul_a8a8",
     "matmul_a8a8_quantized",
     "pack_bytes",

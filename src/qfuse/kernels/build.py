@@ -25,7 +25,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ import platformdirs
 import torch
 
 from qfuse.ir.errors import CacheError, OptionsError, QfuseError
+from qfuse.kernels.scratch import scratch_folder
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +142,14 @@ def read_description(library: Path) -> BuildEntry:
         return BuildEntry(**json.loads(text))
     except (OSError, ValueError, TypeError) as error:
         raise CacheError(f"its description cannot be read ({error})") from error
+
+
+def library_key() -> str:
+    """Return the hash of the sources and of what decides the build, except for the compiler.
+
+    Libraries of one key have the same functions, whatever compiler they are from.
+    """
+    return _key(_SOURCES)
 
 
 def copy_library(library: Path, to: Path) -> Path:
@@ -303,7 +311,7 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path) ->
     files = [path for path in _files(sources) if path.suffix == ".cpp"]
     _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
     # In the cache, since a rename is atomic within one file system only.
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with scratch_folder(".new-", folder) as temporary:
         new = Path(temporary, library.name)
         objects = [Path(temporary, f"{number}.o") for number, _ in enumerate(files)]
         commands = [

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from qfuse.ir.errors import OptionsError
-from qfuse.kernels.build import KernelBuildError, build, find_kernel_compiler
+from qfuse.ir.errors import CacheError, OptionsError
+from qfuse.kernels.build import (
+    BuildEntry,
+    KernelBuildError,
+    build,
+    find_kernel_compiler,
+    read_description,
+)
 from qfuse.kernels.cat_ops import cat_channels
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
@@ -38,6 +47,7 @@ from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.rowwise import ROWWISE_OPS
+from qfuse.kernels.scratch import scratch_folder
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16, linear_w16a32
 from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
 
@@ -93,6 +103,38 @@ class KernelLibrary:
     compiled: bool = False
     instruction_sets: tuple[str, ...] = ()
 
+    def image(self) -> KernelImage:
+        """Return the loaded library as bytes.
+
+        Raises:
+            CacheError: Its file is gone or is another one, or it was loaded by its path.
+        """
+        if self.path is None:
+            raise CacheError("the kernels were loaded by their path, not by qfuse")
+        entry = read_description(self.path)
+        try:
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise CacheError(f"the kernels cannot be read: {error}") from error
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise CacheError("the file of the kernels is not the one that was loaded")
+        return KernelImage(self.path.name, entry, data)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelImage:
+    """A kernel library outside the cache, such as in the file of a compiled model.
+
+    Attributes:
+        name: The name of its file, which says which compiler it is from.
+        entry: Its description.
+        data: Its bytes.
+    """
+
+    name: str
+    entry: BuildEntry
+    data: bytes = field(repr=False)
+
 
 class _Loader:
     """Caches the outcome, because ops can be registered only once per process."""
@@ -105,6 +147,12 @@ class _Loader:
         with self._lock:
             if self._result is None:
                 self._result = _load()
+            return self._result
+
+    def load_image(self, image: KernelImage) -> KernelLibrary:
+        with self._lock:
+            if self._result is None or not self._result.available:
+                self._result = _load_image(image)
             return self._result
 
 
@@ -123,6 +171,19 @@ def load() -> KernelLibrary:
         OptionsError: ``QFUSE_ISA`` names an instruction set that this machine does not support.
     """
     return _LOADER.load()
+
+
+def load_image(image: KernelImage) -> KernelLibrary:
+    """Load kernels that were saved, unless the process has kernels already.
+
+    Args:
+        image: A library of this version's sources, see :func:`qfuse.kernels.build.library_key`.
+
+    Raises:
+        OSError: It cannot be written to a temporary folder, or cannot be loaded.
+        OptionsError: ``QFUSE_ISA`` names an instruction set that this machine does not support.
+    """
+    return _LOADER.load_image(image)
 
 
 def c_declarations() -> dict[OpOverload, str]:
@@ -194,6 +255,19 @@ def _load() -> KernelLibrary:
         _log.warning("no own kernels: %s", reason.partition("\n")[0])
         return KernelLibrary(available=False, reason=reason)
     return _loaded(path, compiled=compiled)
+
+
+def _load_image(image: KernelImage) -> KernelLibrary:
+    if is_loaded():
+        return _loaded(None, compiled=False)
+    # Until the process ends: the library may be saved again.
+    stack = contextlib.ExitStack()
+    path = stack.enter_context(scratch_folder("qfuse-kernels-")) / image.name
+    atexit.register(stack.close)
+    path.write_bytes(image.data)
+    path.with_suffix(".json").write_text(json.dumps(asdict(image.entry)), encoding="utf-8")
+    _register(path)
+    return _loaded(path, compiled=False)
 
 
 def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:

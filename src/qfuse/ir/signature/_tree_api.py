@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import TreeSpec
+
+from qfuse.ir.errors import USER_CODE_ERRORS
 
 
 def structure(tree: object) -> TreeSpec:
@@ -48,6 +51,62 @@ def keyword_children(in_spec: TreeSpec) -> dict[str, TreeSpec]:
 def is_subclass(value: object) -> bool:
     """Return whether ``value`` is a tensor that wraps others, such as a quantized one."""
     return is_traceable_wrapper_subclass(value)
+
+
+def leaf_spec() -> TreeSpec:
+    """Return the structure of a leaf."""
+    return pytree.tree_structure(0)
+
+
+def node_spec(kind: type, context: Any, children: Sequence[TreeSpec]) -> TreeSpec:
+    """Return the structure of a container that is not a named tuple.
+
+    Args:
+        kind: Its class, which is registered with torch.
+        context: What the class stores besides its children.
+        children: The structures of its children.
+    """
+    return TreeSpec(kind, context, list(children))
+
+
+def named_tuple_of(spec: TreeSpec) -> Any:
+    """Return the class of a named tuple; ``None`` for another container."""
+    return spec.context if spec.type is namedtuple else None  # noqa: PYI024 - torch's name of them
+
+
+def named_tuple_spec(kind: type, children: Sequence[TreeSpec]) -> TreeSpec:
+    """Return the structure of a named tuple of the class ``kind``."""
+    return TreeSpec(namedtuple, kind, list(children))  # noqa: PYI024
+
+
+def is_registered(kind: type) -> bool:
+    """Return whether torch flattens ``kind``; named tuples are flattened by their base class."""
+    return kind in pytree.SUPPORTED_NODES
+
+
+def flat_leaves(tree: object) -> list[Any]:
+    """Return the leaves of ``tree``."""
+    return pytree.tree_leaves(tree)
+
+
+def named_leaves(tree: object) -> list[tuple[str, Any]]:
+    """Return the leaves of ``tree``, each with its path, such as ``.logits`` or ``[0]['key']``."""
+    paths, _ = pytree.tree_flatten_with_path(tree)
+    return [(pytree.keystr(path), leaf) for path, leaf in paths]
+
+
+def child_names(spec: TreeSpec) -> list[str] | None:
+    """Return the attributes that hold the children of a container; ``None`` if it has no such."""
+    plain = TreeSpec(spec.type, spec.context, [leaf_spec() for _ in range(spec.num_children)])
+    try:
+        paths, _ = pytree.tree_flatten_with_path(unflatten([0] * spec.num_children, plain))
+    # The functions that flatten the class are those of another package.
+    except USER_CODE_ERRORS:
+        return None
+    keys = [path[0] if len(path) == 1 else None for path, _ in paths]
+    names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in keys]
+    fit = len(names) == spec.num_children and all(name.isidentifier() for name in names)
+    return names if fit else None
 
 
 def difference(name: str, want: TreeSpec, got: TreeSpec) -> tuple[str, str, str]:

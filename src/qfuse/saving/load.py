@@ -1,0 +1,200 @@
+"""Read a compiled model from its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfuse import kernels
+from qfuse.backends import BackendOptions, CompiledModule
+from qfuse.backends.aoti import load_runner
+from qfuse.backends.cache import CompiledCode
+from qfuse.backends.eager import EagerRunner, run_eagerly
+from qfuse.backends.prepare import CallPlan
+from qfuse.backends.runner import Runner
+from qfuse.backends.toolchain import isa_runs_here
+from qfuse.capture.containers import register_caches
+from qfuse.ir.errors import ModelFileError
+from qfuse.ir.events import EventLog, Noted
+from qfuse.ir.graph.stage_graph import LoweredGraph, Signature
+from qfuse.kernels import KernelImage, library_key
+from qfuse.kernels.build import BuildEntry
+from qfuse.kernels.scratch import scratch_folder
+from qfuse.report import Report
+from qfuse.saving.codec import BAD_DATA, decoding, from_data
+from qfuse.saving.container import Container, open_bytes, open_file
+from qfuse.saving.graphs import graph_from_data
+from qfuse.saving.model import CODE, KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
+from qfuse.saving.save import machine_name
+from qfuse.saving.tensors import TensorReader
+from qfuse.saving.trees import TreeReader
+
+_AGAIN = "compile and save the model on this machine"
+
+
+def read_model(path: Path, *, verify: bool = True) -> SavedModel:
+    """Read a model; its weights are mapped into memory and not copied.
+
+    Args:
+        path: The file.
+        verify: Compare the weights with their digest too; everything else always is.
+
+    Raises:
+        ModelFileError: There is no such file, it is damaged, or it does not run here.
+        BackendError: The code cannot be loaded.
+    """
+    return _read(open_file(path), verify=verify)
+
+
+def model_from_bytes(data: bytes) -> SavedModel:
+    """Read a model from the content of its file.
+
+    Raises:
+        ModelFileError: The data are damaged, or the model does not run here.
+        BackendError: The code cannot be loaded.
+    """
+    return _read(open_bytes(data, "a pickled model"), verify=True)
+
+
+def _read(file: Container, *, verify: bool) -> SavedModel:
+    present = [m for m in (CODE, KERNELS, MODEL, REPORT, PLAN) if m in file]
+    # Before anything of it is used.
+    file.verify(None if verify else present)
+    with decoding(file.name):
+        _check_machine(file)
+        _load_kernels(file)
+        data = json.loads(file.read(MODEL))
+        begin, size = file.place(WEIGHTS)
+        tensors = TensorReader(file.block, begin, size, data["tensors"])
+        trees = TreeReader()
+        signature = _signature(data["signature"], trees)
+        report = _report(file, trees)
+        module = graph_from_data(data["graph"], tensors)
+        lowered = LoweredGraph(module, signature, EventLog(report.events))
+        runner = _runner(file, data["code"], tensors, run_eagerly(lowered))
+        numbers = data["examples"]
+        examples = None if numbers is None else tuple(tensors[n] for n in numbers)
+        plan = file.read(PLAN).decode()
+    return SavedModel(CompiledModule(signature, runner), lowered, report, plan, examples)
+
+
+def _check_machine(file: Container) -> None:
+    """Refuse code for another torch or machine, which would end the process.
+
+    Raises:
+        ModelFileError: The code does not run here.
+    """
+    manifest = file.manifest
+    for what, saved, here in (
+        ("torch", manifest["torch"], torch.__version__),
+        ("a machine of the kind", manifest["machine"], machine_name()),
+    ):
+        if saved != here:
+            raise ModelFileError(
+                f"it was saved with {what} {saved}, and this is {here}",
+                where=file.name,
+                fix=f"{_AGAIN}, or use {what} {saved}",
+            )
+    if not isa_runs_here(manifest["isa"]):
+        raise ModelFileError(
+            f"its code needs the instruction set {manifest['isa']}, which this machine lacks",
+            where=file.name,
+            fix=f"{_AGAIN}; code from a machine with fewer instruction sets runs on both",
+        )
+
+
+def _load_kernels(file: Container) -> None:
+    """Load the kernels that the model calls, unless the process has them.
+
+    Raises:
+        ModelFileError: They are those of another version, or cannot be loaded.
+    """
+    needs = file.manifest["kernels"]
+    if needs is None:
+        return
+    if needs["key"] != library_key():
+        version = file.manifest["qfuse"]
+        raise ModelFileError(
+            f"it was saved by qfuse {version} with other kernels than those of this version",
+            where=file.name,
+            fix=f"save the model again with this version, or install qfuse {version}",
+        )
+    entry = BuildEntry(needs["key"], needs["compiler"], needs["sha256"])
+    try:
+        kernels.load_image(KernelImage(Path(needs["name"]).name, entry, file.read(KERNELS)))
+    except OSError as error:
+        raise ModelFileError(
+            f"its kernels cannot be loaded: {error}",
+            where=file.name,
+            fix="check that the folder for temporary files has space and that libraries can be "
+            "loaded from it (noexec); TMPDIR sets another one",
+        ) from error
+
+
+def _signature(data: dict[str, Any], trees: TreeReader) -> Signature:
+    # A cache of transformers is known to torch only after this.
+    register_caches()
+    return Signature(
+        in_spec=trees.read(data["in_spec"]),
+        inputs=tuple(from_data(data["inputs"])),
+        out_spec=trees.read(data["out_spec"]),
+        outputs=tuple(from_data(data["outputs"])),
+        mutations=from_data(data["mutations"]),
+        symbols=from_data(data["symbols"]),
+        parameters=from_data(data["parameters"]),
+        relations=from_data(data["relations"]),
+        defaults={name: value for name, (value,) in from_data(data["defaults"]).items()},
+    )
+
+
+def _report(file: Container, trees: TreeReader) -> Report:
+    try:
+        report: Report = from_data(json.loads(file.read(REPORT)))
+    except BAD_DATA:
+        # Its events are not those of this version; the model does not need them.
+        version = file.manifest["qfuse"]
+        text = f"the report was written by qfuse {version}, and this version cannot read it"
+        report = Report((Noted("saving", text, warn=True),))
+    notes = []
+    for name in dict.fromkeys(trees.replaced):
+        module = name.partition(":")[0]
+        text = (
+            f"{name} is a named tuple with the same attributes, since {module} was not imported "
+            f"when the model was loaded; import it before qfuse.load to get the class"
+        )
+        notes.append(Noted("saving", text))
+    return replace(report, events=(*report.events, *notes))
+
+
+def _runner(
+    file: Container, data: dict[str, Any] | None, tensors: TensorReader, eager: EagerRunner
+) -> Runner:
+    if data is None:
+        return eager
+    fields = {name: from_data(value) for name, value in data["plan"].items()}
+    names = fields["names"][len(fields["layouts"]) :]
+    plan = CallPlan(**fields, state=tuple(eager.module.get_buffer(name) for name in names))
+    code = CompiledCode(
+        file.read(CODE),
+        {name: tensors[number] for name, number in data["extras"].items()},
+        file.manifest["isa"],
+        data["baked"],
+        tuple(data["conditions"]),
+    )
+    constants = {name: tensors[number] for name, number in data["constants"].items()}
+    try:
+        with scratch_folder("qfuse-package-") as folder:
+            package = folder / "model.pt2"
+            package.write_bytes(code.package)
+            # The loader unpacks to its own folder, so the file may be deleted.
+            return load_runner(package, code, plan, constants, eager, BackendOptions().runners)
+    except OSError as error:
+        raise ModelFileError(
+            f"its code cannot be unpacked: {error}",
+            where=file.name,
+            fix="free space in the folder for temporary files, or set TMPDIR to another one",
+        ) from error

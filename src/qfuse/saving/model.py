@@ -1,0 +1,46 @@
+"""What is saved of a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from qfuse.backends import CompiledModule
+from qfuse.ir.graph.stage_graph import LoweredGraph, Signature
+from qfuse.ir.signature._tree_api import unflatten
+from qfuse.report import Report
+
+WEIGHTS, CODE, KERNELS = "weights", "code.pt2", "kernels.so"
+MODEL, REPORT, PLAN = "model.json", "report.json", "plan.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The parts of a compiled model.
+
+    Attributes:
+        module: The callable.
+        lowered: The lowered graph that it was made from.
+        report: The report of its compilation.
+        plan: The lowered graph as text.
+        examples: Example inputs: the tensors of the signature, in its order; ``None`` without.
+    """
+
+    module: CompiledModule
+    lowered: LoweredGraph
+    report: Report
+    plan: str
+    examples: tuple[torch.Tensor, ...] | None
+
+
+def call_of(
+    signature: Signature, tensors: Sequence[torch.Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with ``tensors`` as its inputs."""
+    left = iter(tensors)
+    leaves = [next(left) if spec.dtype is not None else spec.constant for spec in signature.inputs]
+    args, kwargs = unflatten(leaves, signature.in_spec)
+    return tuple(args), dict(kwargs)
