@@ -15,6 +15,7 @@ from qfuse.api import CompiledModel, compile, explain  # noqa: A004 - the field'
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,
+    CompiledModelError,
     ExtensionError,
     GraphError,
     InputError,
@@ -30,6 +31,7 @@ __all__ = [
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "CompiledModelError",
     "ExtensionError",
     "GraphError",
     "InputError",

@@ -17,7 +17,7 @@ from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.cost import CostModel, load_or_measure
-from qfuse.ir.errors import OptionsError
+from qfuse.ir.errors import CaptureError, OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, Exactness, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
@@ -51,12 +51,6 @@ class CompiledModel(CompiledModule):
         ops = f"{fused} quantized ops on kernels, {expanded} expanded"
         name = type(self).__name__
         return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
-        """Copy the mutable state; code and constants are immutable and shared."""
-        copy = CompiledModel(super().__deepcopy__(memo), self.plan, self.report)
-        memo[id(self)] = copy
-        return copy
 
 
 def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
@@ -216,6 +210,7 @@ class _Session:
                 f"dynamic_shapes must be a dict, a tuple or a list, not {dynamic_shapes!r}",
                 fix='as in dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
             )
+        _refuse_compiled(model)
         if self.progress is not None:
             self.progress("capturing the model")
         with self.timed("capture"):
@@ -309,6 +304,17 @@ def _examples(
     if not args and not kwargs and isinstance(model, torch.export.ExportedProgram) and own:
         return own[0], dict(own[1])
     return args, dict(kwargs or {})
+
+
+def _refuse_compiled(model: object) -> None:
+    """Refuse a model that is compiled, or that a compiled one is a part of."""
+    parts = model.named_modules() if isinstance(model, Module) else ()
+    for name, part in parts:
+        if isinstance(part, CompiledModule):
+            raise CaptureError(
+                f"{name or 'the model'} was compiled by qfuse already",
+                fix="compile the source model as a whole, or its other parts one by one",
+            )
 
 
 def _refuse_devices(captured: CapturedGraph) -> None:

@@ -18,6 +18,7 @@ PUBLIC = {
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "CompiledModelError",
     "ExtensionError",
     "GraphError",
     "InputError",

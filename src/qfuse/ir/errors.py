@@ -96,3 +96,7 @@ class OptionsError(QfuseError, ValueError):
 
 class InputError(QfuseError, ValueError, TypeError):
     """A compiled model was called with inputs that it was not compiled for."""
+
+
+class CompiledModelError(QfuseError, RuntimeError):
+    """A compiled model was asked for what only its source can do, such as training."""
