@@ -22,6 +22,7 @@ from qfuse.ir.errors import (
     NormalizeError,
     OptionsError,
     QfuseError,
+    TrainingError,
 )
 from qfuse.options import Options
 from qfuse.report import Report
@@ -41,6 +42,7 @@ __all__ = [
     "QfuseError",
     "Report",
     "Target",
+    "TrainingError",
     "__version__",
     "clear_reports",
     "compile",
@@ -48,6 +50,7 @@ __all__ = [
     "inductor_options",
     "inductor_passes",
     "install",
+    "optimize",
     "passes",
     "reports",
     "uninstall",
@@ -55,30 +58,26 @@ __all__ = [
 
 if _typing.TYPE_CHECKING:
     from qfuse import passes
-    from qfuse.inductor import (
-        clear_reports,
-        inductor_options,
-        inductor_passes,
-        install,
-        reports,
-        uninstall,
-    )
+    from qfuse.dynamo import clear_reports, reports
+    from qfuse.exported import optimize
+    from qfuse.inductor import inductor_options, inductor_passes, install, uninstall
 
-_INDUCTOR = (
-    "clear_reports",
-    "inductor_options",
-    "inductor_passes",
-    "install",
-    "reports",
-    "uninstall",
-)
+_LAZY = {
+    "clear_reports": "dynamo",
+    "inductor_options": "inductor",
+    "inductor_passes": "inductor",
+    "install": "inductor",
+    "optimize": "exported",
+    "reports": "dynamo",
+    "uninstall": "inductor",
+}
 
 
 def __getattr__(name: str) -> object:
     if name == "passes":
         return _importlib.import_module("qfuse.passes")
-    if name in _INDUCTOR:
-        return getattr(_importlib.import_module("qfuse.inductor"), name)
+    if name in _LAZY:
+        return getattr(_importlib.import_module(f"qfuse.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")
 
 

@@ -75,7 +75,7 @@ def test_eval_mode_stays(model: Model) -> None:
     assert model.eval() is model
     assert model.train(mode=False) is model
     assert not model.encoder.training
-    with pytest.raises(CompiledModelError, match="cannot be trained\n  do: train the source model"):
+    with pytest.raises(CompiledModelError, match=r"cannot be trained\n  do: train the source model"):
         model.train()
     assert not model.encoder.training
 
@@ -112,10 +112,10 @@ OTHER: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 @pytest.mark.parametrize("convert", OTHER.values(), ids=OTHER)
 def test_a_conversion_is_refused(model: Model, convert: Callable[[nn.Module], nn.Module]) -> None:
-    with pytest.raises(CompiledModelError, match="moved or converted.*\n  do: convert the source"):
+    with pytest.raises(CompiledModelError, match=r"moved or converted.*\n  do: convert the source"):
         convert(model.encoder)
     # Asked of the module around it, it is refused too.
-    with pytest.raises(CompiledModelError, match="moved or converted.*\n  do: convert the source"):
+    with pytest.raises(CompiledModelError, match=r"moved or converted.*\n  do: convert the source"):
         convert(nn.Sequential(model.encoder))
 
 
@@ -123,16 +123,16 @@ def test_a_model_of_bfloat16_may_stay_so() -> None:
     fast = compiled(nn.Linear(4, 4).bfloat16(), torch.randn(2, 4, dtype=torch.bfloat16))
 
     assert fast.to(torch.bfloat16) is fast
-    with pytest.raises(CompiledModelError, match="to torch.float32 on cpu"):
+    with pytest.raises(CompiledModelError, match=r"to torch.float32 on cpu"):
         fast.float()
 
 
 def test_weights_are_neither_read_nor_loaded(model: Model) -> None:
     weights = Model().state_dict()
     for part in (model, model.encoder):
-        with pytest.raises(CompiledModelError, match="state_dict.*\n  do: save the state_dict of"):
+        with pytest.raises(CompiledModelError, match=r"state_dict.*\n  do: save the state_dict of"):
             part.state_dict()
-        with pytest.raises(CompiledModelError, match="loaded with other weights"):
+        with pytest.raises(CompiledModelError, match=r"loaded with other weights"):
             part.load_state_dict(weights, strict=False)
 
 
@@ -155,7 +155,7 @@ def test_forward_hooks_run(model: Model) -> None:
     ["register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"],
 )
 def test_backward_hooks_are_refused(model: Model, name: str) -> None:
-    with pytest.raises(CompiledModelError, match="no backward pass"):
+    with pytest.raises(CompiledModelError, match=r"no backward pass"):
         getattr(model.encoder, name)(lambda *_: None)
 
 
@@ -185,7 +185,7 @@ def test_the_model_around_prints_one_line_for_it(model: Model) -> None:
 
 def test_a_model_with_a_compiled_part_is_not_compiled_again(model: Model) -> None:
     x = torch.randn(3, 8)
-    with pytest.raises(qfuse.CaptureError, match="^encoder was compiled by qfuse already"):
+    with pytest.raises(qfuse.CaptureError, match=r"^encoder was compiled by qfuse already"):
         qfuse.compile(model, (x,))
-    with pytest.raises(qfuse.CaptureError, match="^the model was compiled by qfuse already"):
+    with pytest.raises(qfuse.CaptureError, match=r"^the model was compiled by qfuse already"):
         qfuse.explain(model.encoder, (x,))

@@ -73,7 +73,7 @@ class CompiledModule(nn.Module):
         memo[id(self)] = made
         for name, value in vars(self).items():
             vars(made)[name] = copy.copy(value) if isinstance(value, dict) else value
-        made._entry = _Entry(self.signature, self.runner.fork())
+        vars(made)["_entry"] = _Entry(self.signature, self.runner.fork())
         return made
 
     def __reduce__(self) -> NoReturn:
@@ -128,7 +128,7 @@ class CompiledModule(nn.Module):
             "loaded with other weights", "load them into the source model and compile it again"
         )
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Accept a conversion that changes nothing: ``to``, ``half``, ``cuda`` and others call it.
 
         The modules around this one call it too, as ``SentenceTransformer.encode`` does every time.

@@ -54,6 +54,10 @@ class CaptureError(QfuseError):
     """The model cannot be captured as a graph."""
 
 
+class TrainingError(CaptureError):
+    """The model is in training mode, or gradients would flow through it."""
+
+
 class GraphError(QfuseError):
     """A graph passed to :mod:`qfuse.passes` is malformed."""
 

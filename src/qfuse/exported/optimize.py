@@ -1,0 +1,2 @@
+def report_of(program): return None
+def optimize(p): raise NotImplementedError
