@@ -12,6 +12,7 @@ import typing as _typing
 
 from qfuse._version import __version__
 from qfuse.api import CompiledModel, compile, explain  # noqa: A004 - the field's word
+from qfuse.exported import optimize  # Also the name of a stage, so it is not imported lazily.
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,
@@ -59,7 +60,6 @@ __all__ = [
 if _typing.TYPE_CHECKING:
     from qfuse import passes
     from qfuse.dynamo import clear_reports, reports
-    from qfuse.exported import optimize
     from qfuse.inductor import inductor_options, inductor_passes, install, uninstall
 
 _LAZY = {
@@ -67,7 +67,6 @@ _LAZY = {
     "inductor_options": "inductor",
     "inductor_passes": "inductor",
     "install": "inductor",
-    "optimize": "exported",
     "reports": "dynamo",
     "uninstall": "inductor",
 }

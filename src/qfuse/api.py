@@ -128,12 +128,37 @@ def explain(  # noqa: PLR0913 - one keyword per option
 
     Arguments and errors are those of :func:`compile`.
     """
-    session = _Session.start(target, "off", float_dtype, options, progress)
+    return plan(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=dynamic_shapes,
+        target=target,
+        float_dtype=float_dtype,
+        options=options,
+        progress=progress,
+    )[1]
+
+
+def plan(  # noqa: PLR0913 - one keyword per option
+    model: Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: Target | None = None,
+    check: str = "off",
+    float_dtype: torch.dtype | None = None,
+    options: Options | Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> tuple[Plan, Report]:
+    """Plan as :func:`compile` does, without compiling; arguments and errors are the same."""
+    session = _Session.start(target, check, float_dtype, options, progress)
     with _TRACING:
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with _as_captured(), session.timed("plan"):
-            plan = session.pipeline().plan(captured, inputs)
-    return session.report(plan, None)
+            made = session.pipeline().plan(captured, inputs)
+    return made, session.report(made, None)
 
 
 @contextmanager

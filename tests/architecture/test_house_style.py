@@ -27,7 +27,7 @@ LEFT_OVER = re.compile(r"\b(TODO|FIXME|XXX)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:root|work|workspace|opt/\w+|home/\w+|Users/\w+)\b")
 
 # The zoo has models and recipes of the same interface; what it does is not what the stages do.
-SHARED_NAMES = {"build", "describe", "names", "quantize"}
+SHARED_NAMES = {"build", "describe", "names", "optimize", "quantize"}
 
 
 def repository_files(root: Path) -> list[Path]:

@@ -17,8 +17,8 @@ from qfuse.dynamo._dynamo_api import (
     traced_module,
     version_of,
 )
-from qfuse.dynamo.bind import Bound, bind
 from qfuse.dynamo.journal import JOURNAL
+from qfuse.dynamo.weights import BoundGraph, bind_weights
 from qfuse.ir.errors import (
     CaptureError,
     InputError,
@@ -118,11 +118,11 @@ class _Code:
     """The compiled code, and the weights that it was compiled with."""
 
     run: api.CompiledModel
-    bound: Bound
+    bound: BoundGraph
     weights: tuple[tuple[int, torch.Tensor, int | None], ...]
 
     @classmethod
-    def of(cls, bound: Bound, example: Sequence[Any], request: Mapping[str, Any]) -> _Code:
+    def of(cls, bound: BoundGraph, example: Sequence[Any], request: Mapping[str, Any]) -> _Code:
         with outside_tracing():
             run = api.compile(
                 bound.module, bound.inputs, dynamic_shapes=bound.dynamic_shapes, **request
@@ -184,7 +184,7 @@ class _CompiledGraph:
             return self._source.forward(*inputs)
 
     def _compile(self, example: Sequence[Any]) -> _Code:
-        code = _Code.of(bind(self._source, example, self._loose), example, self._request)
+        code = _Code.of(bind_weights(self._source, example, self._loose), example, self._request)
         self._compilations += 1
         facts = {"entry point": "torch.compile", **code.run.report.facts}
         JOURNAL.add(Report(code.run.report.events, facts), self._owner)

@@ -21,7 +21,7 @@ class _Record:
     owner: weakref.ref[object] | None
 
 
-class Journal:
+class GraphJournal:
     """The reports of this process, in the order of compilation."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Journal:
 
 
 # A backend is a function, and the compiled graph does not name its caller.
-JOURNAL = Journal()
+JOURNAL = GraphJournal()
 
 
 def reports(compiled: object | None = None) -> tuple[Report, ...]:
@@ -66,7 +66,7 @@ def reports(compiled: object | None = None) -> tuple[Report, ...]:
         OptionsError: ``compiled`` is something else.
     """
     if compiled is None:
-        return (*JOURNAL.reports(), *inductor.reports())
+        return (*JOURNAL.reports(), *inductor.slot_reports())
     if isinstance(compiled, CompiledModel):
         return (compiled.report,)
     found = exported.report_of(compiled)
@@ -84,4 +84,4 @@ def reports(compiled: object | None = None) -> tuple[Report, ...]:
 def clear_reports() -> None:
     """Drop the reports of ``torch.compile``, for long-running processes."""
     JOURNAL.clear()
-    inductor.clear_reports()
+    inductor.clear_slot_reports()

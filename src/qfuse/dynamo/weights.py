@@ -21,7 +21,7 @@ from qfuse.ir.errors import CaptureError
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundGraph:
     """A module made of a graph of Dynamo.
 
     Attributes:
@@ -39,7 +39,9 @@ class Bound:
     held: dict[str, int]
 
 
-def bind(source: GraphModule, example: Sequence[Any], loose: Collection[int] = ()) -> Bound:
+def bind_weights(
+    source: GraphModule, example: Sequence[Any], loose: Collection[int] = ()
+) -> BoundGraph:
     """Bind the static inputs of ``source``, which is not changed.
 
     Args:
@@ -82,7 +84,7 @@ def bind(source: GraphModule, example: Sequence[Any], loose: Collection[int] = (
         if node.op in {"get_attr", "call_module"}:
             attributes[str(node.target)] = _attribute(source, str(node.target))
     kept = [placeholders[i] for i in keep]
-    return Bound(
+    return BoundGraph(
         GraphModule(attributes, graph, class_name="DynamoGraph"),
         tuple(example[i] for i in keep),
         tuple(_dynamic_axes(node) for node in kept),
