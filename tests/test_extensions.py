@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoints
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,28 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 Install = Callable[..., None]
+
+
+def test_a_package_that_is_installed_later_is_found(install: Install) -> None:
+    before = extension_names(Group.RULES)
+    install("one", "qfuse.rules", "one = some_extension:rules")
+    assert extension_names(Group.RULES) == tuple(sorted((*before, "one")))
+    install("two", "qfuse.rules", "two = some_extension:rules")
+    assert extension_names(Group.RULES) == tuple(sorted((*before, "one", "two")))
+
+
+def test_the_metadata_of_packages_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+
+    def read(group: str) -> EntryPoints:
+        reads.append(group)
+        return EntryPoints(())
+
+    monkeypatch.setattr("qfuse.extensions.entry_points", read)
+    monkeypatch.setattr(sys, "path", [*sys.path, "no such folder"])
+    for _ in range(3):
+        assert extension_names(Group.RULES) == ()
+    assert reads == ["qfuse.rules"]
 
 
 def test_rules_kernels_and_backends_are_found(install: Install) -> None:

@@ -5,11 +5,14 @@ There is one group per kind of object: see :class:`Group`. Names are unique with
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from itertools import pairwise
+from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 from qfuse.ir.errors import USER_CODE_ERRORS, ExtensionError
@@ -62,7 +65,7 @@ class Extension(Generic[T]):
 
 def extension_names(group: Group) -> tuple[str, ...]:
     """Return the names of the entry points of a group, sorted; no package is imported."""
-    return tuple(sorted({point.name for point in entry_points(group=group)}))
+    return tuple(sorted({point.name for point in _entry_points(group)}))
 
 
 def extension_origins(group: Group) -> dict[str, str]:
@@ -122,7 +125,7 @@ def list_extensions() -> tuple[Installed, ...]:
     return tuple(
         Installed(group.noun, point.name, _origin(point), point.value, _problem(point, group.noun))
         for group in Group
-        for point in sorted(set(entry_points(group=group)), key=lambda p: (p.name, p.value))
+        for point in sorted(set(_entry_points(group)), key=lambda p: (p.name, p.value))
     )
 
 
@@ -152,11 +155,31 @@ def check_unique(owners: Mapping[str, str], added: Iterable[tuple[str, str]], wh
         seen[name] = origin
 
 
+def _entry_points(group: Group) -> EntryPoints:
+    # Reading the metadata of all packages takes milliseconds, and a compilation asks four times.
+    return _scanned(group, tuple((path, _changed(path)) for path in sys.path))
+
+
+@lru_cache(maxsize=len(Group))
+def _scanned(group: Group, state: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """Return the entry points; ``state`` differs after a package is installed or removed."""
+    del state
+    return entry_points(group=group)
+
+
+def _changed(path: str) -> int:
+    """Return when the entries of a folder changed, in nanoseconds; 0 if it does not exist."""
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _points(group: Group) -> list[EntryPoint]:
     """Return the entry points of a group in the order of their names, each once."""
     # Sorted, since the order of installation must not matter. A folder that is twice on the path
     # gives equal entry points.
-    points = sorted(entry_points(group=group), key=lambda p: (p.name, p.value))
+    points = sorted(_entry_points(group), key=lambda p: (p.name, p.value))
     distinct = list(dict.fromkeys(points))
     for one, other in pairwise(distinct):
         if one.name == other.name:

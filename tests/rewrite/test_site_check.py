@@ -174,3 +174,35 @@ def test_a_float_that_was_rounded_last_may_be_a_step_off(factor: float, wrong: s
     found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("rounded", [False, True], ids=["stored", "rounded"])
+@pytest.mark.parametrize(
+    ("factor", "wrong"),
+    [(1 - 1e-7, ""), (1 + 1e-7, ""), (1.002, "differ by a step"), (1.5, "steps apart")],
+)
+def test_values_on_a_tie_may_fall_either_way(factor: float, wrong: str, rounded: bool) -> None:
+    """With scales 0.02 and 0.08, every fourth product is on a tie."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 40, 50)
+    spec = replace(per_tensor(2), dtype=torch.uint8, quant_min=0, quant_max=255)
+    scale = b.const("scale", torch.full((1, 1), 0.08))
+    grid = f"round(0,-,{spec})"
+
+    def quantized(factor: float) -> torch.fx.Node:
+        y = b.call(aten.mul.Tensor, x, 0.02 * factor)
+        if not rounded:
+            return b.call(ops.quantize, y, scale, None, str(spec))
+        args = (y, None, None, "", grid, [scale], None, None, "", "", "")
+        return b.item(b.call(ops.activation, *args), 0)
+
+    old, new = quantized(1.0), quantized(factor)
+    program = b.done(old, new)
+    checker = SiteChecker(program, [torch.randint(0, 1000, (40, 50)).float()])
+    journal = Journal()
+    journal.replaced.append((old, new))
+
+    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    assert wrong in (found or "")
+    assert (found is None) is (not wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
@@ -38,7 +38,7 @@ from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
 from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.lower.problems.problem import Problem
-from qfuse.lower.problems.product import ProductProblem, split_epilogue
+from qfuse.lower.problems.product import ProductProblem, WeightedProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
@@ -176,9 +176,23 @@ class _Lowering:
 
     def _lower_product(self, problem: ProductProblem) -> None:
         left = self._lower(problem)
+        if left is not None and not left.denied and not left.beaten:
+            left = self._lower_in_float(problem, left)
         if left is not None:
             self._report_expanded(problem.place, describe_problem(problem), left.losers, left.why)
             self._expand(problem.place)
+
+    def _lower_in_float(self, problem: ProductProblem, left: _NotLowered) -> _NotLowered | None:
+        """Dequantize the activation of ``problem``, for kernels that read its quantized weight.
+
+        The expansion would dequantize the weight too, on every call or as a larger constant.
+        """
+        if not isinstance(problem, WeightedProblem) or problem.fused.x_params is None:
+            return left
+        found = self._lower(replace(problem, in_float=True))
+        if found is None or found.denied:
+            return found
+        return left
 
     def _lower_rowwise(self, op: RowwiseOp) -> None:
         """Lower ``op``, or leave it to be expanded with the other ops.
@@ -208,7 +222,8 @@ class _Lowering:
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
         what, seconds = describe_problem(problem), offer.seconds
-        why = "; ".join(filter(None, (offer.claim.note, describe_rest(problem, offer.claim))))
+        notes = (offer.claim.note, _opened(problem), describe_rest(problem, offer.claim))
+        why = "; ".join(filter(None, notes))
         event = Lowered(self._context.stage, place, name, what, seconds, losers, why)
         done = self._session.rewrite(
             problem.rule,
@@ -255,3 +270,8 @@ class _Lowering:
     def _report_expanded(self, node: Node, what: str, losers: Losers, why: str) -> None:
         stage, place = self._context.stage, place_of(node)
         self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why))
+
+
+def _opened(problem: Problem) -> str:
+    opened = isinstance(problem, WeightedProblem) and problem.in_float
+    return "no kernel reads both operands: the activation is dequantized" if opened else ""

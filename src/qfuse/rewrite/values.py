@@ -59,17 +59,32 @@ class Values:
         return _call(node, self._known)
 
 
-def wide_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any | None:
+def wide_value(
+    node: Node, values: Values, boundary: frozenset[Node], *, shaken: int | None = None
+) -> Any | None:
     """Evaluate ``node`` in float64 from the values of ``boundary``, without intermediate rounding.
 
     Casts to narrower float dtypes become casts to float64, and the references of qfuse's ops
     compute in float64, so the result is the exact meaning of the region.
 
+    Args:
+        node: The result of the region.
+        values: The values of the boundary.
+        boundary: Where the region begins.
+        shaken: A seed; the floats of the boundary are then moved by up to one unit in the last
+            place of float32. What a value loses by that is decided by a tie.
+
     Returns:
         The value, or ``None`` if an op of the region does not support float64.
     """
+    random = None if shaken is None else torch.Generator().manual_seed(shaken)
+
+    def given(source: Node) -> Any:
+        wide = _widen(values.of(source))
+        return wide if random is None else _shake(wide, random)
+
     try:
-        return _evaluate(node, boundary, lambda n: _widen(values.of(n)), _call_wide)
+        return _evaluate(node, boundary, given, _call_wide)
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
         # The op rejects float64; the caller falls back to the narrow value.
         return None
@@ -158,6 +173,16 @@ def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
         args, kwargs = declared.widened_args(args, kwargs), {}
     with torch.no_grad():
         return node.target(*args, **kwargs)
+
+
+def _shake(value: Any, random: torch.Generator) -> Any:
+    """Multiply float64 values by ``1 + u``, with ``u`` uniform within the epsilon of float32."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shake(v, random) for v in value)
+    if not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+        return value
+    shake = torch.rand(value.shape, generator=random, dtype=torch.float64) * 2 - 1
+    return value * (1 + torch.finfo(torch.float32).eps * shake)
 
 
 def _widen(value: Any) -> Any:

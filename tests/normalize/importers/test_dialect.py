@@ -120,7 +120,7 @@ def test_the_order_does_not_depend_on_the_order_of_installation(
     def installed(group: str) -> list[EntryPoint]:
         return [point for point in points if point.group == group]
 
-    monkeypatch.setattr("qfuse.extensions.entry_points", installed)
+    monkeypatch.setattr("qfuse.extensions._entry_points", installed)
 
     assert discover() == (DECOMPOSED, CASTS)
 

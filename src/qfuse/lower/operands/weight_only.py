@@ -67,7 +67,7 @@ class WeightOnlyKernel(PackingKernel):
         zero, name = weight.zero_point, problem.fused.weight.target
         x, params = problem.fused.x, problem.fused.x_params
         if params is not None:
-            # A float8 activation, which is expanded with the other dequantizes.
+            # It is expanded with the other dequantizes.
             x = rw.call(ops.dequantize, *params.call_args(x))
         return [
             x,
@@ -101,8 +101,10 @@ def check_operands(
         floats: The float dtypes of weights that the kernel knows.
     """
     fused = problem.fused
-    params = fused.weight_params
-    if fused.x_params is not None and fused.x_params.spec.dtype not in FLOAT8:
+    params, given = fused.weight_params, fused.x_params
+    # No kernel multiplies activations of float8 as they are.
+    opened = problem.in_float or given is None or given.spec.dtype in FLOAT8
+    if not opened:
         return Refusal("the activation is quantized")
     if problem.float_dtype not in COMPUTE_KINDS:
         return Refusal(f"the {op} computes in {problem.float_dtype}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -57,12 +57,15 @@ class WeightedProblem(ProductProblem):
         rows: Rows of the matrix product: of the activation, or output pixels of all images.
         n: Output features or channels.
         k: Products per output element.
+        in_float: Whether a quantized activation is dequantized first, for the kernels that multiply
+            floats by quantized weights.
     """
 
     fused: WeightedProduct
     rows: SizeRange
     n: int
     k: int
+    in_float: bool = field(default=False, kw_only=True)
 
     @property
     def outputs(self) -> SizeRange:
