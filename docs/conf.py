@@ -54,6 +54,7 @@ _NAVIGATION = {
         "docs/fusions",
         "docs/passes",
         "docs/entry-points",
+        "docs/roads",
         "docs/cli",
         "docs/benchmarks",
     ],

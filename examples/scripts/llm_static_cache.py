@@ -25,8 +25,10 @@ class Step(nn.Module):
             1, config.num_key_value_heads, head, torch.float32, torch.device("cpu")
         )
         for index, layer in enumerate(self.cache.layers):
-            self.register_buffer(f"keys_{index}", layer.keys, persistent=False)
-            self.register_buffer(f"values_{index}", layer.values, persistent=False)
+            # The compiled step writes them, so they are buffers: keys, values and the position.
+            for name, value in vars(layer).items():
+                if isinstance(value, torch.Tensor):
+                    self.register_buffer(f"{name}_{index}", value, persistent=False)
 
     def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Return logits [1, vocabulary] for an int64 token [1, 1] at int64 position [1]."""
@@ -65,9 +67,7 @@ def main(hidden: int = 128, layers: int = 2, **options: Any) -> tuple[list[int],
     step = Step(model, length=32)
     fast = qfuse.compile(step, (torch.tensor([[1]]), torch.tensor([0])), **options)
     have = generate(fast, [1, 2, 3], 8)
-    for buffer in step.buffers():
-        if buffer.ndim == len("bhsd"):
-            buffer.zero_()
+    step.cache.reset()
     return generate(step, [1, 2, 3], 8), have, fast
 
 

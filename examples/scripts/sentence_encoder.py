@@ -47,7 +47,7 @@ def compiled(bert: Any, tokens: dict[str, torch.Tensor], **options: Any) -> Comp
     fast = qfuse.compile(
         bert,
         tuple(tokens[name] for name in names),
-        dynamic_shapes=dict.fromkeys(names, {0: batch, 1: seq}),
+        dynamic_shapes={name: {0: batch, 1: seq} for name in names},
         **options,
     )
     return Compiled(bert, fast)

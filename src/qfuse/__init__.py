@@ -12,7 +12,7 @@ import typing as _typing
 
 from qfuse._version import __version__
 from qfuse.api import CompiledModel, compile, explain  # noqa: A004 - the field's word
-from qfuse.exported import optimize  # Also the name of a stage, so it is not imported lazily.
+from qfuse.exported import optimize  # type: ignore[no-redef]  # a stage has this name too
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,

@@ -75,7 +75,9 @@ def test_eval_mode_stays(model: Model) -> None:
     assert model.eval() is model
     assert model.train(mode=False) is model
     assert not model.encoder.training
-    with pytest.raises(CompiledModelError, match=r"cannot be trained\n  do: train the source model"):
+    with pytest.raises(
+        CompiledModelError, match=r"cannot be trained\n  do: train the source model"
+    ):
         model.train()
     assert not model.encoder.training
 

@@ -75,8 +75,7 @@ CASES = {
     "no elements": (
         Largest(),
         torch.randn(0, 8),
-        r"^the model cannot be traced with an example without elements, of shape \(0, 8\)"
-        r"(.|\n)*do: pass an example with elements",
+        r"^the model cannot be traced with an example .*, of shape \(0, 8\)(.|\n)*do: pass an example",
     ),
 }
 

@@ -90,7 +90,7 @@ def test_every_road_fuses_the_same_sites(name: str, recipe: str) -> None:
 
 def test_the_page_shows_what_happens() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    written = replace_section(text, "roads", table())
+    written = replace_section(text, "ways", table())
     if os.environ.get("QFUSE_WRITE_DOCS"):
         PAGE.write_text(written, encoding="utf-8")
     assert PAGE.read_text(encoding="utf-8") == written

@@ -210,7 +210,7 @@ def test_a_graph_that_cannot_be_captured_runs_eagerly() -> None:
 def test_a_number_that_varies_runs_eagerly() -> None:
     compiled, x = fast(lambda x, n: x * n), torch.randn(3)
     compiled(x, 2)
-    with pytest.warns(UserWarning, match="a number that varies and is no size of a tensor"):
+    with pytest.warns(UserWarning, match="a number that varies and is not the size of a tensor"):
         assert torch.equal(compiled(x, 3), x * 3)
 
 

@@ -108,14 +108,14 @@ def _refuse_control_flow(graph: Graph) -> None:
 
 def _size(node: Node, tensors: Sequence[Node], copies: dict[Node, Node], graph: Graph) -> Node:
     """Return the node of a size, taken from the tensor that has it."""
-    symbol = node.meta.get("example_value")
+    symbol: Any = node.meta.get("example_value")
     for tensor in tensors:
         for axis, size in enumerate(tensor.meta["example_value"].shape):
             symbolic = isinstance(size, torch.SymInt) and isinstance(symbol, torch.SymInt)
             if symbolic and size.node.expr == symbol.node.expr:
                 return graph.call_function(torch.ops.aten.sym_size.int, (copies[tensor], axis))
     raise CaptureError(
-        f"the graph takes {node.name}, a number that varies and is no size of a tensor",
+        f"the graph takes {node.name}, a number that varies and is not the size of a tensor",
         fix="pass it as a tensor, or give it one value",
     )
 
@@ -134,7 +134,7 @@ def _dynamic_axes(node: Node) -> dict[int, Any]:
 
 
 def _free_name(name: str, taken: dict[str, Any]) -> str:
-    """Return a name that is no prefix of another one, nor has one of them as a prefix."""
+    """Return a name so that neither it nor another one is a prefix of the other."""
     clashes = any(
         name == other or name.startswith(f"{other}.") or other.startswith(f"{name}.")
         for other in taken
