@@ -17,6 +17,7 @@ from torch import nn
 import qfuse
 from qfuse import zoo
 from qfuse.dynamo import backend
+from qfuse.exported import optimize
 from qfuse.ir.events import Lowered
 from qfuse.report import Report
 from qfuse.targets import Target
@@ -60,7 +61,7 @@ def by_road(name: str, recipe: str) -> tuple[tuple[Report, ...], ...]:
         options = {**COMMON["options"], "target": COMMON["target"]}
         dynamo = torch.compile(made, backend=backend, options=options)
         dynamo(*args, **kwargs)
-        program = qfuse.optimize(torch.export.export(made, args, kwargs), **COMMON)
+        program = optimize(torch.export.export(made, args, kwargs), **COMMON)
     return qfuse.reports(direct), qfuse.reports(dynamo), qfuse.reports(program)
 
 

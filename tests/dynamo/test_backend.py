@@ -42,7 +42,7 @@ class Linears(nn.Module):
         return out
 
 
-def quantized(model: nn.Module) -> nn.Module:
+def quantized(model: nn.Module) -> Any:
     from torchao.quantization import (  # noqa: PLC0415 - takes a second
         Int8DynamicActivationInt8WeightConfig,
         quantize_,

@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from torch.export import Dim, ExportedProgram
 
 import qfuse
+from qfuse.exported import optimize
 from qfuse.targets import Target
 
 TARGET = Target.for_testing()
@@ -48,7 +49,7 @@ def more() -> dict[str, torch.Tensor]:
     return {"bias": torch.linspace(0, 1, 32), "cache": torch.zeros(2)}
 
 
-def quantized(model: nn.Module) -> nn.Module:
+def quantized(model: nn.Module) -> Any:
     from torchao.quantization import (  # noqa: PLC0415 - takes a second
         Int8DynamicActivationInt8WeightConfig,
         quantize_,
@@ -91,7 +92,7 @@ WAYS: dict[str, Callable[[ExportedProgram], ExportedProgram]] = {
 def test_it_is_called_like_its_source(way: Callable[[ExportedProgram], ExportedProgram]) -> None:
     model = quantized(Stateful())
     program = exported(model)
-    fast = way(qfuse.optimize(program, target=TARGET, options=WITHOUT)).module()
+    fast = way(optimize(program, target=TARGET, options=WITHOUT)).module()
     plain = program.module()
 
     for rows in (8, 3, 1, 64):
@@ -109,7 +110,7 @@ def test_it_is_called_like_its_source(way: Callable[[ExportedProgram], ExportedP
 @QUIET
 def test_it_has_ops_of_aten_alone_without_kernels_of_qfuse() -> None:
     program = exported(quantized(Stateful()))
-    fast = qfuse.optimize(program, target=TARGET, options=WITHOUT)
+    fast = optimize(program, target=TARGET, options=WITHOUT)
 
     assert namespaces(fast) == {"aten"}
     (report,) = qfuse.reports(fast)
@@ -119,7 +120,7 @@ def test_it_has_ops_of_aten_alone_without_kernels_of_qfuse() -> None:
 @QUIET
 def test_the_signature_and_the_state_are_kept() -> None:
     program = exported(quantized(Stateful(persistent=False)))
-    fast = qfuse.optimize(program, target=TARGET, options=WITHOUT)
+    fast = optimize(program, target=TARGET, options=WITHOUT)
     old, new = program.run_decompositions({}).graph_signature, fast.graph_signature
 
     assert new.user_inputs == old.user_inputs
@@ -138,7 +139,7 @@ def test_the_signature_and_the_state_are_kept() -> None:
 @pytest.mark.own_kernels
 def test_weights_are_quantized_ones() -> None:
     program = exported(quantized(Stateful()))
-    fast = qfuse.optimize(program, target=TARGET)
+    fast = optimize(program, target=TARGET)
     floats = 64 * 64 + 64 * 32
 
     held = sum(t.nbytes for t in fast.state_dict.values())
@@ -154,7 +155,7 @@ def test_results_keep_the_order_of_their_axes(layout: torch.memory_format) -> No
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()).eval()
     x = torch.randn(2, 4, 8, 8).contiguous(memory_format=layout)
     program = torch.export.export(model, (x,))
-    have, want = qfuse.optimize(program, target=TARGET).module()(x), model(x)
+    have, want = optimize(program, target=TARGET).module()(x), model(x)
 
     torch.testing.assert_close(have, want)
     assert have.stride() == want.stride()
@@ -165,19 +166,21 @@ def test_a_program_without_an_example_needs_one() -> None:
     program = torch.export.export(nn.Linear(4, 4).eval(), (x,))
     program.example_inputs = None
     with pytest.raises(qfuse.InputError, match="input"):
-        qfuse.optimize(program, target=TARGET)
-    assert torch.equal(
-        qfuse.optimize(program, (x,), target=TARGET).module()(x), program.module()(x)
-    )
+        optimize(program, target=TARGET)
+    assert torch.equal(optimize(program, (x,), target=TARGET).module()(x), program.module()(x))
+
+
+def test_it_has_the_name_of_a_stage() -> None:
+    assert qfuse.optimize is optimize  # type: ignore[comparison-overlap]
 
 
 def test_refusals() -> None:
     with pytest.raises(qfuse.OptionsError, match=r"the program is a Linear\n  do: pass the result"):
-        qfuse.optimize(nn.Linear(2, 2))  # type: ignore[arg-type]
+        optimize(nn.Linear(2, 2))  # type: ignore[arg-type]
     program = torch.export.export(nn.Linear(4, 4).eval(), (torch.randn(2, 4),))
     with pytest.raises(qfuse.OptionsError, match="not one of"):
-        qfuse.optimize(program, options={"backend": "nobody"})
-    assert qfuse.reports(qfuse.optimize(program, target=TARGET))[0].facts["check"] == "pipeline"
+        optimize(program, options={"backend": "nobody"})
+    assert qfuse.reports(optimize(program, target=TARGET))[0].facts["check"] == "pipeline"
     with pytest.raises(qfuse.OptionsError, match="a ExportedProgram has no reports"):
         qfuse.reports(program)
 
@@ -201,7 +204,7 @@ assert "transformers" not in sys.modules and "torchao" not in sys.modules
 @torch.no_grad()
 def test_another_process_loads_and_packages_it(tmp_path: Path) -> None:
     model, x = quantized(nn.Sequential(nn.Linear(64, 64), nn.ReLU())), torch.randn(8, 64)
-    fast = qfuse.optimize(torch.export.export(copy.deepcopy(model), (x,)))
+    fast = optimize(torch.export.export(copy.deepcopy(model), (x,)))
     assert namespaces(fast) == {"aten", "qfuse"}
     torch.export.save(fast, tmp_path / "fast.pt2")
     torch.save((x, fast.module()(x)), tmp_path / "values.pt")
