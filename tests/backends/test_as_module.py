@@ -142,7 +142,12 @@ def test_forward_hooks_run(model: Model) -> None:
     x, seen = torch.randn(3, 8), list[str]()
     plain = model.encoder(x)
     pre = model.encoder.register_forward_pre_hook(lambda _m, args: (args[0] * 2,))
-    post = model.encoder.register_forward_hook(lambda _m, _args, out: seen.append("out") or out + 1)
+
+    def after(_module: nn.Module, _args: object, out: torch.Tensor) -> torch.Tensor:
+        seen.append("out")
+        return out + 1
+
+    post = model.encoder.register_forward_hook(after)
 
     want = model.encoder.forward(x * 2) + 1
     assert torch.equal(model.encoder(x), want)

@@ -24,7 +24,7 @@ class Loop(nn.Module):
         def step(n: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             return n + 1, x * 2
 
-        out: torch.Tensor = torch.while_loop(more, step, (torch.tensor(0), x))[1]
+        out: torch.Tensor = torch.while_loop(more, step, (torch.tensor(0), x))[1]  # type: ignore[no-untyped-call]
         return out
 
 
