@@ -57,6 +57,7 @@ _NAVIGATION = {
         "docs/fusions",
         "docs/passes",
         "docs/entry-points",
+        "docs/roads",
         "docs/saving",
         "docs/plans",
         "docs/debugging",

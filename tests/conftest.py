@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from qfuse import api
+from qfuse import session
 from qfuse.cost import CostProfile
 from qfuse.targets import Target
 from tests.support import _export_api, machine, summary
@@ -159,7 +159,7 @@ def pinned_costs() -> Iterator[None]:
         return CostProfile.pinned()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(api, "load_or_measure", pinned)
+        patch.setattr(session, "load_or_measure", pinned)
         yield
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner, Result
 
-from qfuse import api, kernels
+from qfuse import kernels, session
 from qfuse.cli import main
 from qfuse.cost import load_or_measure, profile_path
 from qfuse.kernels.build import build
@@ -77,8 +77,8 @@ def test_log_lines_come_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             self.lines.append(record.getMessage())
 
     monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path))
-    # The tests pin the profile of `qfuse.api`; here the one of the cache is read.
-    monkeypatch.setattr(api, "load_or_measure", load_or_measure)
+    # The tests pin the profile of `qfuse.session`; here the one of the cache is read.
+    monkeypatch.setattr(session, "load_or_measure", load_or_measure)
     profile = profile_path(Target.detect(extensions=False))
     monkeypatch.setattr(logging.getLogger(), "handlers", [Root()])
     before = logging.getLogger("qfuse").handlers[:]

@@ -12,9 +12,11 @@ import typing as _typing
 
 from qfuse._version import __version__
 from qfuse.api import CompiledModel, compile, explain, load  # noqa: A004 - the field's word
+from qfuse.exported import optimize  # a stage has this name too
 from qfuse.ir.errors import (
     BackendError,
     CaptureError,
+    CompiledModelError,
     ExtensionError,
     GraphError,
     InputError,
@@ -24,6 +26,7 @@ from qfuse.ir.errors import (
     PlanError,
     QfuseError,
     StrictError,
+    TrainingError,
 )
 from qfuse.options import Options
 from qfuse.report import Report
@@ -33,6 +36,7 @@ __all__ = [
     "BackendError",
     "CaptureError",
     "CompiledModel",
+    "CompiledModelError",
     "ExtensionError",
     "GraphError",
     "InputError",
@@ -45,6 +49,7 @@ __all__ = [
     "Report",
     "StrictError",
     "Target",
+    "TrainingError",
     "__version__",
     "bisect",
     "clear_reports",
@@ -56,6 +61,7 @@ __all__ = [
     "lint",
     "load",
     "measure_accuracy",
+    "optimize",
     "passes",
     "reports",
     "uninstall",
@@ -65,35 +71,27 @@ if _typing.TYPE_CHECKING:
     from qfuse import passes
     from qfuse.analysis import lint, measure_accuracy
     from qfuse.bisection import bisect
-    from qfuse.inductor import (
-        clear_reports,
-        inductor_options,
-        inductor_passes,
-        install,
-        reports,
-        uninstall,
-    )
+    from qfuse.dynamo import clear_reports, reports
+    from qfuse.inductor import inductor_options, inductor_passes, install, uninstall
 
-_INDUCTOR = (
-    "clear_reports",
-    "inductor_options",
-    "inductor_passes",
-    "install",
-    "reports",
-    "uninstall",
-)
-_ANALYSIS = ("lint", "measure_accuracy")
+_LAZY = {
+    "bisect": "bisection",
+    "clear_reports": "dynamo",
+    "inductor_options": "inductor",
+    "inductor_passes": "inductor",
+    "install": "inductor",
+    "lint": "analysis",
+    "measure_accuracy": "analysis",
+    "reports": "dynamo",
+    "uninstall": "inductor",
+}
 
 
 def __getattr__(name: str) -> object:
     if name == "passes":
         return _importlib.import_module("qfuse.passes")
-    if name == "bisect":
-        return _importlib.import_module("qfuse.bisection").bisect
-    if name in _INDUCTOR:
-        return getattr(_importlib.import_module("qfuse.inductor"), name)
-    if name in _ANALYSIS:
-        return getattr(_importlib.import_module("qfuse.analysis"), name)
+    if name in _LAZY:
+        return getattr(_importlib.import_module(f"qfuse.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")
 
 

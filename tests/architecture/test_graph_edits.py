@@ -15,6 +15,8 @@ MAY_EDIT = {
     "rewrite/transaction.py": "takes over what a rewritten copy of somebody's graph has become",
     "capture/_export_api.py": "copies what torch.export made into a fresh plain graph",
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
+    "dynamo/weights.py": "copies a graph of Dynamo into one that holds its weights",
+    "exported/build.py": "copies a lowered graph into that of an exported program",
     "passes/raw.py": "copies a caller's graph into a plain one, and the rewritten one back",
     "testing/build.py": "builds the small graphs of the tests by hand",
     "zoo/_torchao_api.py": "clears dead nodes before quantizing: torchao's quantizer fails on them",

@@ -28,7 +28,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.$}>-])/(?:root|work|workspace|opt/\w+|home/\
 
 # The zoo has models and recipes of the same interface; what it does is not what the stages do.
 # `qfuse.load` loads a model, `qfuse.kernels.load` the kernels.
-SHARED_NAMES = {"build", "describe", "load", "names", "quantize"}
+SHARED_NAMES = {"build", "describe", "load", "names", "optimize", "quantize"}
 
 
 def repository_files(root: Path) -> list[Path]:

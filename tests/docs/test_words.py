@@ -21,7 +21,7 @@ WORDS = {
     r"(is|are) no (?!longer\b|wider\b)[a-z]+\b": "is not a",
     r"behind it\b": "after it",
 }
-_ALLOWED = re.compile(r"miss codes? of|there (is|are) no [a-z]+", re.IGNORECASE)
+_ALLOWED = re.compile(r"roads\.md|miss codes? of|there (is|are) no [a-z]+", re.IGNORECASE)
 _PATH = re.compile(r"`((?:[\w-]+/)+(?:[\w-]+\.(?:py|md|toml|cpp|h|j2))?)`")
 _FOLDERS = ("", "src", "src/qfuse", "benchmarks")
 

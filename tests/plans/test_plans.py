@@ -123,9 +123,9 @@ def test_the_plan_is_the_same_in_every_process(plain: qfuse.CompiledModel, tmp_p
     script = f"""
 import sys
 sys.path[:0] = {sys.path!r}
-from qfuse import api
+from qfuse import session
 from qfuse.cost import CostProfile
-api.load_or_measure = lambda target: CostProfile.pinned()
+session.load_or_measure = lambda target: CostProfile.pinned()
 from tests.plans.test_plans import compiled
 compiled().plan.save({str(tmp_path / "plan.json")!r})
 """

@@ -28,6 +28,7 @@ class Net(nn.Linear):
 def bare(): return nn.Linear(4, 2)
 def with_args(rows=3): return nn.Linear(4, 2), (torch.ones(rows, 4),)
 def with_kwargs(): return nn.Linear(4, 2), (), {"input": torch.ones(3, 4)}
+def with_shapes(): return nn.Linear(4, 2), (torch.ones(3, 4),), {}, {"input": {0: torch.export.Dim.AUTO}}
 def needs(size): return nn.Linear(size, 2)
 def unwrapped(): return nn.Linear(4, 2), torch.ones(3, 4)
 def nothing(): return None
@@ -57,6 +58,13 @@ def test_a_name_of_the_zoo() -> None:
     assert found.dynamic_shapes is not None
     assert found.zoo is not None
     assert found.zoo.module is found.model
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_factory_declares_which_sizes_may_vary() -> None:
+    found = load_model("qfuse_resolve_models:with_shapes")
+    assert found.dynamic_shapes == {"input": {0: torch.export.Dim.AUTO}}
+    assert len(found.args) == 1
 
 
 @pytest.mark.usefixtures("folder")

@@ -10,7 +10,6 @@ import torch
 from torch.export import ExportedProgram
 from torch.nn import Module
 
-from qfuse.api import _TRACING, _as_captured, _examples, _Session
 from qfuse.bisection.difference import Differs, largest, make_differs
 from qfuse.bisection.result import Bisection, Culprit, Origin
 from qfuse.bisection.run import ExampleCall
@@ -19,6 +18,7 @@ from qfuse.kernels import KernelLibrary
 from qfuse.options import BuiltinBackend, Options
 from qfuse.pipeline import Plan
 from qfuse.plans.fit import recorded_off
+from qfuse.session import TRACING, Session, as_captured, examples_of
 from qfuse.targets import Target
 
 
@@ -63,14 +63,14 @@ def bisect(  # noqa: PLR0913 - one keyword per option
         CaptureError, NormalizeError, BackendError, ExtensionError: As :func:`qfuse.compile`.
     """
     judge = make_differs(differs, rtol, atol)
-    session = _Session.start(target, check, float_dtype, options, progress)
+    session = Session.start(target, check, float_dtype, options, progress)
     say = progress or _ignore
-    with _TRACING:
+    with TRACING:
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-        call = ExampleCall(*_examples(model, args, kwargs))
+        call = ExampleCall(*examples_of(model, args, kwargs))
         say("running the model")
         expected = call.run_source(model, captured)
-        with _as_captured():
+        with as_captured():
             own = call.run_graph(captured)
             if judge(own, expected):
                 return Bisection(Origin.CAPTURE, error=largest(own, expected), note=_CAPTURE)
@@ -134,7 +134,7 @@ def _options(
     return None if search.wrong(graph) else found
 
 
-def _backend(session: _Session, search: RewriteSearch, plan: Plan) -> Bisection:
+def _backend(session: Session, search: RewriteSearch, plan: Plan) -> Bisection:
     """Compare the compiled code of a graph that is right when it is run op by op."""
     backend = session.options.backend
     search.say("compiling the graph")

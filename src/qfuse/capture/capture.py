@@ -30,7 +30,7 @@ from qfuse.capture.constants import (
     writes_shared_buffer,
 )
 from qfuse.capture.containers import note_cache
-from qfuse.capture.diagnose import capture_error
+from qfuse.capture.diagnose import capture_error, empty_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
 from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
@@ -45,6 +45,14 @@ from qfuse.ir.signature._tree_api import unflatten
 from qfuse.ir.signature.caller import Caller
 
 _ASSIGNED = "assigned during export"
+_LOAD_WEIGHTS = 'load the weights first: model.to_empty(device="cpu"), then load_state_dict'
+_CONTROL_FLOW = {
+    "cond": "a branch that depends on the values of tensors",
+    "while_loop": "a loop that ends when the values of tensors say so",
+    "scan": "a loop over the slices of a tensor",
+    "associative_scan": "a loop over the slices of a tensor",
+    "map_impl": "a loop over the slices of a tensor",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ def _trace(
     check_preparation(model)
     check_modules(model)
     new_args, new_kwargs, parameters = read_call(model, args, kwargs)
-    _check_meta(model, flatten((new_args, new_kwargs))[0])
+    _check_meta(model, leaves_of((new_args, new_kwargs), parameters, None))
     for name, value in parameters.name(new_args, new_kwargs):
         text = note_cache(name, value)
         if text is not None:
@@ -157,7 +165,14 @@ def _export(
         with untouched(model), _warnings_to(log):
             return export(model, *call, dynamic_shapes, strict=strict)
     except trace_errors() as error:
+        empty = [value for value in flatten(call)[0] if _is_empty(value)]
+        if empty:
+            raise empty_error(error, tuple(empty[0].shape)) from error
         raise capture_error(error, "tracing the model") from error
+
+
+def _is_empty(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +218,19 @@ def _check_model(model: object) -> None:
         )
 
 
-def _check_meta(model: torch.nn.Module, inputs: Iterable[object]) -> None:
-    """Refuse a model of which some tensors are on the meta device."""
+def _check_meta(model: torch.nn.Module, inputs: Iterable[Leaf]) -> None:
+    """Refuse a call of which some tensors are on the meta device."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    empty = next((name for name, value in named.items() if value.is_meta), None)
-    given = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if empty is not None and not all(value.is_meta for value in (*named.values(), *given)):
-        raise CaptureError(
-            f"{empty} is on the meta device, so it has no values, and other tensors have some",
-            fix='load the weights first: model.to_empty(device="cpu"), then load_state_dict',
-        )
+    given = {leaf.name: leaf.value for leaf in inputs if isinstance(leaf.value, torch.Tensor)}
+    if all(value.is_meta for value in (*named.values(), *given.values())):
+        return
+    for tensors, fix in ((named, _LOAD_WEIGHTS), (given, "pass an example with values")):
+        empty = next((name for name, value in tensors.items() if value.is_meta), None)
+        if empty is not None:
+            raise CaptureError(
+                f"{empty} is on the meta device, so it has no values, and other tensors have some",
+                fix=fix,
+            )
 
 
 def _check_parts(program: ExportedProgram) -> None:
@@ -228,18 +246,27 @@ def _check_parts(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         name = higher_order_name(node)
         if name is not None:
+            what, fix = _what_it_does(name)
             raise CaptureError(
-                f"the model calls {name}, {_what_it_does(name)}",
+                f"the model calls {name}, {what}",
                 where=source_line(node.meta.get("stack_trace"), files),
-                fix="use torch.where instead of a branch, an op that returns its result instead of "
-                "one that writes it, or keep this part out of the compiled model",
+                fix=fix,
             )
 
 
-def _what_it_does(name: str) -> str:
+def _what_it_does(name: str) -> tuple[str, str]:
+    """Return what a higher-order op is, and what to do about it."""
+    apart = "or keep this part out of the compiled model"
     if name.startswith("auto_functionalized"):
-        return "which calls an op that writes to its arguments and has no functional form"
-    return "which contains a subgraph"
+        return (
+            "which calls an op that writes to its arguments and has no functional form",
+            f"use an op that returns its result instead of one that writes it, {apart}",
+        )
+    if name == "cond":
+        return _CONTROL_FLOW[name], f"compute both branches and choose by torch.where, {apart}"
+    if name in _CONTROL_FLOW:
+        return _CONTROL_FLOW[name], f"write out a fixed number of steps, {apart}"
+    return "which contains a subgraph", f"call the ops of the subgraph directly, {apart}"
 
 
 def _make_functional(traced: _Traced, dynamic_shapes: Any, log: EventLog) -> CapturedGraph:

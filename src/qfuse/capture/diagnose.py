@@ -27,6 +27,8 @@ _FIXES = {
     "fake": "register a fake kernel for the operator with torch.library.register_fake",
     "file": "torch cannot take up a saved program with derived sizes: capture the program before "
     "it is saved, or the module",
+    "meta": "make the tensor a buffer, and load it with the weights, or make it on the device of "
+    "the input in forward",
     "input": "pass tensors, numbers, strings, None and containers of these; register a container "
     "class with torch.export.register_dataclass",
     "output": "return tensors and containers that torch knows; for a transformers model pass "
@@ -36,6 +38,7 @@ _FIXES = {
 # For errors that torch raises without a specific type.
 _PATTERNS = (
     (r"is not in the constants dictionary", "container"),
+    (r"found at least two devices.*\bmeta\b", "meta"),
     (r"expected sympy\.Symbol", "file"),
     (r"in output, which is not a known type", "output"),
     (r"Unsupported input type", "input"),
@@ -72,9 +75,20 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
         fix = "use example inputs whose dynamic axes are at least 2 long, and Dim(..., min=1)"
     headline = {
         "data": "a branch or a size in the model depends on the values of a tensor",
+        "meta": "a tensor that the model uses is on the meta device, so it has no values",
         "sizes": "the dynamic sizes do not fit the model",
     }.get(kind, f"{stage} failed with {type(error).__name__}")
     return CaptureError(f"{headline}: {what}", where=_user_frame(error), fix=fix)
+
+
+def empty_error(error: Exception, shape: tuple[int, ...]) -> CaptureError:
+    """Return the ``CaptureError`` for a model that cannot be traced with an empty example."""
+    first, *_ = str(error).strip().splitlines() or [type(error).__name__]
+    return CaptureError(
+        f"the model cannot be traced with an example without elements, of shape {shape}: {first}",
+        where=_user_frame(error),
+        fix="pass an example with elements; torch.export.Dim(..., min=0) allows empty inputs later",
+    )
 
 
 def _kind_of_message(error: Exception) -> str:

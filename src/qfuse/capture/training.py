@@ -7,7 +7,7 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from qfuse.ir.errors import CaptureError
+from qfuse.ir.errors import TrainingError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.schema import arguments, overload_of
 from qfuse.ir.graph.stage_graph import place_of
@@ -34,11 +34,11 @@ def check_modules(model: nn.Module) -> None:
     """Refuse a model with modules in training mode that behave differently from eval mode.
 
     Raises:
-        CaptureError: There is such a module.
+        TrainingError: There is such a module.
     """
     for name, module in model.named_modules():
         if module.training and _acts_differently(module):
-            raise CaptureError(
+            raise TrainingError(
                 f"the model is in training mode: {name or 'it'} ({type(module).__name__}) acts "
                 "differently there",
                 fix="call model.eval() first",
@@ -76,7 +76,7 @@ def check_random(module: GraphModule, log: EventLog, *, eval_mode_fix: str | Non
             were in eval mode.
 
     Raises:
-        CaptureError: A functional dropout or batch norm was captured in training mode.
+        TrainingError: A functional dropout or batch norm was captured in training mode.
     """
     for node in module.graph.nodes:
         if not isinstance(node.target, OpOverload):
@@ -84,7 +84,7 @@ def check_random(module: GraphModule, log: EventLog, *, eval_mode_fix: str | Non
         trains = _trains(node)
         if trains and eval_mode_fix is not None:
             place = place_of(node)
-            raise CaptureError(
+            raise TrainingError(
                 f"{place.op} was captured in training mode",
                 where=place.source or str(place),
                 fix=eval_mode_fix,

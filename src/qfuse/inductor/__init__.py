@@ -1,23 +1,23 @@
 """qfuse inside ``torch.compile``: passes in Inductor's custom pass slots.
 
 The passes merge linears with the same input, in every form that reaches Inductor. See
-:func:`inductor_options`, :func:`inductor_passes`, :func:`install` and :func:`reports`.
+:func:`inductor_options`, :func:`inductor_passes`, :func:`install` and :func:`qfuse.reports`.
 """
 
 from qfuse.inductor.options import (
-    clear_reports,
+    clear_slot_reports,
     inductor_options,
     inductor_passes,
     install,
-    reports,
+    slot_reports,
     uninstall,
 )
 
 __all__ = [
-    "clear_reports",
+    "clear_slot_reports",
     "inductor_options",
     "inductor_passes",
     "install",
-    "reports",
+    "slot_reports",
     "uninstall",
 ]

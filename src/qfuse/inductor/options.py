@@ -66,16 +66,16 @@ def uninstall() -> None:
     _process().uninstall()
 
 
-def reports() -> tuple[Report, ...]:
+def slot_reports() -> tuple[Report, ...]:
     """Return a report for each graph that was compiled with qfuse's passes, or loaded from a cache.
 
     In the order of compilation. A model may have several graphs. Reports are kept until
-    :func:`clear_reports`.
+    :func:`clear_slot_reports`.
     """
     return _process().reports()
 
 
-def clear_reports() -> None:
+def clear_slot_reports() -> None:
     """Clear all reports, for long-running processes."""
     _process().clear()
 

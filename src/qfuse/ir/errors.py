@@ -54,6 +54,10 @@ class CaptureError(QfuseError):
     """The model cannot be captured as a graph."""
 
 
+class TrainingError(CaptureError):
+    """The model is in training mode, or gradients would flow through it."""
+
+
 class GraphError(QfuseError):
     """A graph passed to :mod:`qfuse.passes` is malformed."""
 
@@ -112,3 +116,7 @@ class OptionsError(QfuseError, ValueError):
 
 class InputError(QfuseError, ValueError, TypeError):
     """A compiled model was called with inputs that it was not compiled for."""
+
+
+class CompiledModelError(QfuseError, RuntimeError):
+    """A compiled model was asked for what only its source can do, such as training."""

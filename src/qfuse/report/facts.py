@@ -92,6 +92,7 @@ class Facts:
         compiled_seconds: Measured time of a call of the compiled model, in the same rounds.
         constant_bytes: Bytes of the constants of the lowered graph.
         claims: What backends of other packages claimed.
+        entry_point: ``torch.compile``, for a graph of Dynamo.
         standalone_pass: Name of the pass, in a report of :mod:`qfuse.passes`.
         graph: Where a graph of Inductor comes from, in a report of :func:`qfuse.reports`.
         frozen: Whether the weights of that graph are constants.
@@ -112,6 +113,7 @@ class Facts:
     compiled_seconds: float | None = None
     constant_bytes: int | None = None
     claims: tuple[ClaimFacts, ...] = ()
+    entry_point: str = ""
     standalone_pass: str = ""
     graph: str = ""
     frozen: bool | None = None

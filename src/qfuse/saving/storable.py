@@ -85,13 +85,6 @@ class StorableModule(CompiledModule):
             examples = tuple(caller.check(caller.bind(args, kwargs or {})))
         save_model(Path(path), self._saved(examples))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the mutable state; code and constants are immutable and shared."""
-        module = super().__deepcopy__(memo)
-        copy = type(self)(module, self.plan, self.report, self._examples)
-        memo[id(self)] = copy
-        return copy
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the bytes of the file that :meth:`save` writes."""
         return self._unpickled, (model_to_bytes(self._saved(self._examples)),)

@@ -23,7 +23,7 @@ from qfuse.ir.errors import USER_CODE_ERRORS, OptionsError
 from qfuse.zoo import _torchao_api as ao
 
 _FORMS = "a name of the zoo, module:factory, or the path of a .pt2 file"
-_RETURNS = "return model, (model, args) or (model, args, kwargs)"
+_RETURNS = "return model, (model, args), (model, args, kwargs), or these and dynamic_shapes"
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:
 
 
 def _unpack(spec: str, made: object) -> Loaded:
-    """Return the factory's result, which has one of three forms."""
+    """Return the factory's result, which has one of four forms."""
     if isinstance(made, nn.Module):
         return Loaded(spec, made)
     match made:
@@ -190,6 +190,10 @@ def _unpack(spec: str, made: object) -> Loaded:
             return Loaded(spec, model, tuple(args), {})
         case (nn.Module() as model, tuple() | list() as args, dict() as kwargs):
             return Loaded(spec, model, tuple(args), kwargs)
+        case (nn.Module() as model, tuple() | list() as args, dict() as kwargs, shapes) if (
+            isinstance(shapes, (dict, tuple, list))
+        ):
+            return Loaded(spec, model, tuple(args), kwargs, shapes)
         case (nn.Module(), torch.Tensor(), *_):
             fix = "return (model, (x,)): the inputs are a tuple, even if there is one"
         case _:

@@ -28,12 +28,17 @@ class Caller:
         leaves = caller.bind(args, kwargs)
         outputs = run(caller.check(leaves))
         return caller.finish(module, outputs, leaves)
+
+    Attributes:
+        signature: The signature.
+        binder: What :meth:`bind` calls.
+        guards: What :meth:`check` calls.
     """
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
-        self._binder = Binder(signature)
-        self._guards = Guards(signature)
+        self.binder = Binder(signature)
+        self.guards = Guards(signature)
         # Parsed once, evaluated in every call.
         self._sized = {
             index: parse_size(spec.size)
@@ -47,7 +52,7 @@ class Caller:
         Raises:
             InputError: An argument is missing, unexpected, given twice, or nested differently.
         """
-        return self._binder.bind(args, kwargs)
+        return self.binder.bind(args, kwargs)
 
     def check(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
         """Check every leaf and return the tensors for the placeholders, in order.
@@ -57,7 +62,7 @@ class Caller:
         Raises:
             InputError: A leaf does not match the captured signature.
         """
-        return self._guards.check(leaves)
+        return self.guards.check(leaves)
 
     def finish(self, module: GraphModule, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Perform the writes of the source program, and return its result.
@@ -86,7 +91,7 @@ class Caller:
 
     def rebuild(self, outputs: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """Return the model's result from the graph's outputs after the mutated values."""
-        sizes = self._guards.sizes(leaves) if self._sized else {}
+        sizes = self.guards.sizes(leaves) if self._sized else {}
         flat = []
         for position, spec in enumerate(self.signature.outputs):
             if spec.input_index is not None:

@@ -1,0 +1,106 @@
+"""What Dynamo tells about a graph: this package's only file with private torch API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.fx import Node
+
+_INDEX = re.compile(r"\['?([^'\]]+)'?\]|\.([A-Za-z_]\w*)")
+_REGISTRIES = ("_modules", "_parameters", "_buffers", "__dict__", "_modules_dict")
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Suspend the trace of Dynamo, so that a graph of its own can be traced."""
+    with torch._guards.tracing(None), torch.no_grad():
+        yield
+
+
+def is_static(node: Node) -> bool:
+    """Whether a placeholder is a parameter, a buffer or another tensor that a module holds."""
+    return "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+
+
+def attribute_name(node: Node) -> str:
+    """Return the name of a static input in the user's module: ``encoder.layer.0.weight``."""
+    source = getattr(getattr(node, "_dynamo_source", None), "name", "")
+    return plain_path(source() if callable(source) else str(source)) or str(node.target)
+
+
+def plain_path(path: str) -> str:
+    """Return ``fc.weight`` for ``L['self']._modules['fc']._parameters['weight']``."""
+    # The first part is the local variable that holds the module.
+    parts = [a or b for a, b in _INDEX.findall(path)][1:]
+    return ".".join(part for part in parts if part not in _REGISTRIES)
+
+
+def current_compilation() -> object | None:
+    """Return the object of ``torch.compile`` that the current graph is compiled for."""
+    from torch._dynamo.eval_frame import innermost_backend  # noqa: PLC0415
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # noqa: PLC0415
+
+    try:
+        function = InstructionTranslator.current_tx().output.compiler_fn
+    except AttributeError:
+        # Called by something else than Dynamo.
+        return None
+    return innermost_backend(function) if function is not None else None
+
+
+def compilation_of(compiled: object) -> object | None:
+    """Return the object of ``torch.compile`` behind its result; ``None`` for anything else."""
+    from torch._dynamo.eval_frame import OptimizedModule, innermost_backend  # noqa: PLC0415
+
+    if isinstance(compiled, torch.nn.Module) and not isinstance(compiled, OptimizedModule):
+        # `module.compile(backend="qfuse")` compiles in place.
+        compiled = compiled._compiled_call_impl
+    context = getattr(compiled, "dynamo_ctx", None)
+    callback = getattr(context, "callback", None) or getattr(
+        compiled, "_torchdynamo_orig_backend", None
+    )
+    for cell in getattr(compiled, "__closure__", None) or ():
+        if callback is None and hasattr(cell.cell_contents, "_torchdynamo_orig_backend"):
+            callback = cell.cell_contents
+    return innermost_backend(callback) if callback is not None else None
+
+
+def traced_module() -> torch.nn.Module | None:
+    """Return the module whose ``forward`` Dynamo is tracing, if it is one."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # noqa: PLC0415
+
+    try:
+        local = InstructionTranslator.current_tx().output.root_tx.f_locals
+    except AttributeError:
+        return None
+    # For a module of torch itself, Dynamo traces a function that calls its bound `forward`.
+    for value in (local.get("self"), local.get("fn")):
+        owner = getattr(value, "__self__", value)
+        if isinstance(owner, torch.nn.Module):
+            return owner
+    return None
+
+
+_CONTROL_FLOW = {
+    "associative_scan": "a scan",
+    "cond": "a branch that depends on the values of tensors",
+    "map_impl": "a loop over a tensor",
+    "scan": "a scan",
+    "while_loop": "a loop that depends on the values of tensors",
+}
+
+
+def control_flow(node: Node) -> str | None:
+    """Return what kind of control flow a node is, if it is."""
+    target = node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return None
+    return _CONTROL_FLOW.get(str(target))
+
+
+def version_of(value: torch.Tensor) -> int:
+    """Return a number that grows with each write to a tensor; 0 if torch does not count."""
+    return 0 if value.is_inference() else value._version
