@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ from rich.table import Table
 import qfuse
 from qfuse import kernels
 from qfuse.cli import saved
+from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
-from qfuse.cli.options import options_of
+from qfuse.cli.latency import measure_latency
+from qfuse.cli.options import check_writable, options_of
+from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plugins import plugin_command, plugin_names
+from qfuse.cli.preflight import explained, show_preflight
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -51,6 +55,8 @@ class Request:
         float_dtype: ``bfloat16``, or ``None`` for the model's own dtypes.
         report_json: Where to write the report as JSON; ``-`` is standard output.
         show_plan: Whether to print the lowered graph.
+        verbose: Whether to print all tables of the report.
+        strict: Whether a quantized op that runs in float is an error.
         options: All other options.
     """
 
@@ -63,6 +69,8 @@ class Request:
     float_dtype: str | None
     report_json: str | None
     show_plan: bool
+    verbose: bool
+    strict: bool
     options: Options
 
 
@@ -135,6 +143,8 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="dtype of unquantized ops; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        click.option("--strict", is_flag=True, help="fail if a quantized op runs in float"),
+        click.option("--verbose", is_flag=True, help="print all tables of the report"),
         options_of(Options),
     )
     # Decorators apply from the last to the first, and help lists options in the order of adding.
@@ -154,10 +164,19 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
 @click.option("-o", "--output", metavar="FILE", help="save the compiled model, for `qfuse run`")
-def compile_command(check: str, output: str | None, **given: Any) -> None:
-    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
-    _check_writable(output, "--output")
+@measuring_options
+def compile_command(
+    check: str,
+    output: str | None,
+    report_html: str | None,
+    trace: str | None,
+    show_profile: bool,
+    **given: Any,
+) -> None:
+    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
+    check_writable(output, "--output")
     request = _request(given, check)
+    pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -170,26 +189,37 @@ def compile_command(check: str, output: str | None, **given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
-        say("running the compiled model once")
         # Before it runs: a model may write its buffers.
         if output is not None:
             fast.save(output, args, kwargs)
-        fast(*args, **kwargs)
-    _show(fast.report, request)
+        say("measuring the source and the compiled model")
+        latency = measure_latency(model, fast, args, kwargs)
+        profile = pages.measure(fast, args, kwargs, say)
+    facts = replace(
+        fast.report.facts,
+        source_seconds=latency.source_seconds,
+        compiled_seconds=latency.compiled_seconds,
+    )
+    report = _show(replace(fast.report, facts=facts), request)
+    # A JSON report on standard output must stay parsable.
+    out = _ERR if request.report_json == "-" else _OUT
+    out.print(str(latency), highlight=False)
+    pages.write(report, profile, out)
     if output is not None:
         _ERR.print(f"saved to {output}", soft_wrap=True, highlight=False)
     if request.show_plan:
-        # A JSON report on standard output must stay parsable.
-        out = _ERR if request.report_json == "-" else _OUT
         out.print(str(fast.plan), markup=False, highlight=False)
 
 
 @main.command("explain")
 @_model_options
-def explain_command(**given: Any) -> None:
+@page_options
+def explain_command(report_html: str | None, **given: Any) -> None:
     """Print the report of compiling MODEL, without compiling or running it."""
     request = _request(given, Check.OFF.value)
+    pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -201,14 +231,29 @@ def explain_command(**given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
-    _show(report, request)
+    pages.write(_show(report, request), None, _OUT)
 
 
 @main.command("doctor")
+@click.argument("model", required=False)
+@click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
-def doctor_command(as_json: bool) -> None:
-    """Show what this machine supports, what would silently not fuse, and how to fix it."""
+def doctor_command(
+    model: str | None, quantize: str | None, sizes: Sequence[str], as_json: bool
+) -> None:
+    """Show what this machine supports, what would silently not fuse, and how to fix it.
+
+    With MODEL, show what costs that model time here.
+    """
+    if model is not None:
+        loaded = load_model(model, parse_size_options(sizes))
+        made = loaded.model, loaded.args, dict(loaded.kwargs or {})
+        source, args, kwargs = quantize_loaded(loaded, quantize, None) if quantize else made
+        show_preflight(explained(source, args, kwargs, None), _OUT, as_json=as_json)
+        return
     findings = diagnose(Target.detect())
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
@@ -222,6 +267,9 @@ def doctor_command(as_json: bool) -> None:
         mark = f"[{style[level]}]{level}[/]"
         table.add_row(mark, finding.what, finding.detail, finding.fix)
     _OUT.print(table)
+
+
+main.add_command(diff_command)
 
 
 @main.command("build-kernels")
@@ -254,7 +302,7 @@ for _command in saved.COMMANDS:
 def _request(given: dict[str, Any], check: str) -> Request:
     """Validate all options before any slow step."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
-    _check_writable(given["report_json"], "--json")
+    check_writable(given["report_json"], "--json")
     return Request(
         given["model"],
         given["quantize"],
@@ -265,6 +313,8 @@ def _request(given: dict[str, Any], check: str) -> Request:
         _FLOATS[given["float_dtype"]],
         given["report_json"],
         given.get("show_plan", False),
+        given["verbose"],
+        given["strict"],
         options,
     )
 
@@ -278,16 +328,6 @@ def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
             raise OptionsError(f"--size {text!r} is not NAME=VALUE", fix="as in --size layers=2")
         sizes[name] = value
     return sizes
-
-
-def _check_writable(target: str | None, option: str) -> None:
-    """Refuse a file that cannot be written, before the compilation starts."""
-    if target is None or (target, option) == ("-", "--json"):
-        return
-    path = Path(str(target))
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
-        raise OptionsError(f"{option} {target} {what}", fix="give the path of a file")
 
 
 def _prepare(
@@ -328,13 +368,16 @@ def quantize_loaded(
     return quantized.model, args, kwargs
 
 
-def _show(report: Report, request: Request) -> None:
+def _show(report: Report, request: Request) -> Report:
+    """Print the report, and return it with the name of the model as it was given."""
+    report = replace(report, facts=replace(report.facts, model=request.model))
     if request.report_json == "-":
         click.echo(report.to_json())
-        return
+        return report
     if request.report_json is not None:
         Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
-    _OUT.print(report)
+    _OUT.print(report.renderable(verbose=request.verbose))
+    return report
 
 
 def _float_dtype(request: Request) -> torch.dtype | None:
