@@ -25,7 +25,7 @@ from qfuse.cli.bundle import bundle_options, show_bundle
 from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
-from qfuse.cli.options import options_of
+from qfuse.cli.options import check_writable, options_of
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
@@ -323,7 +323,7 @@ for _command in (plan_command, repro_command, *saved.COMMANDS):
 def _request(given: dict[str, Any], check: str) -> Request:
     """Validate all options before any slow step."""
     options = Options.of({f.name: given[f.name] for f in fields(Options)})
-    _check_writable(given["report_json"], "--json")
+    check_writable(given["report_json"], "--json")
     return Request(
         given["model"],
         given["quantize"],
@@ -349,16 +349,6 @@ def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
             raise OptionsError(f"--size {text!r} is not NAME=VALUE", fix="as in --size layers=2")
         sizes[name] = value
     return sizes
-
-
-def _check_writable(target: str | None, option: str) -> None:
-    """Refuse a file that cannot be written, before the compilation starts."""
-    if target is None or (target, option) == ("-", "--json"):
-        return
-    path = Path(str(target))
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
-        raise OptionsError(f"{option} {target} {what}", fix="give the path of a file")
 
 
 def _prepare(

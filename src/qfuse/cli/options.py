@@ -10,6 +10,8 @@ from typing import Any, get_type_hints
 
 import click
 
+from qfuse.ir.errors import OptionsError
+
 
 def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds one option per field of a dataclass.
@@ -63,3 +65,13 @@ def _option(
         return click.option(flag, type=place, default=default, metavar="FILE", help=text)
     shown = default is not None
     return click.option(flag, type=type(default), default=default, show_default=shown, help=text)
+
+
+def check_writable(target: str | None, option: str) -> None:
+    """Refuse a file that cannot be written, before the compilation starts."""
+    if target is None or (target, option) == ("-", "--json"):
+        return
+    path = Path(str(target))
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
+        raise OptionsError(f"{option} {target} {what}", fix="give the path of a file")

@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from qfuse.api import CompiledModel
-from qfuse.ir.errors import OptionsError
+from qfuse.cli.options import check_writable
 from qfuse.profile import Profile
 from qfuse.report import Report
 
@@ -86,10 +86,5 @@ class PageRequest:
 
 
 def _writable(option: str, name: str | None) -> Path | None:
-    if name is None:
-        return None
-    path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
-        raise OptionsError(f"{option} {name} {what}", fix="give the path of a file")
-    return path
+    check_writable(name, option)
+    return None if name is None else Path(name)

@@ -19,15 +19,6 @@ import torch
 
 from qfuse.ir.errors import ModelFileError
 
-# Where the dataclasses and enums are that are saved: plain data, without effects.
-_DATA_MODULES = (
-    "qfuse.backends.layout",
-    "qfuse.backends.prepare",
-    "qfuse.capture.containers",
-    "qfuse.ir.events",
-    "qfuse.ir.graph.stage_graph",
-    "qfuse.report",
-)
 _TORCH: dict[str, type[Any]] = {
     "$dtype": torch.dtype,
     "$layout": torch.layout,
@@ -116,10 +107,9 @@ def find_class(name: str) -> type | None:
 
 
 def _is_data(kind: type) -> bool:
-    """Whether a class is one of the dataclasses and enums that are saved."""
-    place = kind.__module__
-    known = any(place == module or place.startswith(f"{module}.") for module in _DATA_MODULES)
-    return known and (is_dataclass(kind) or issubclass(kind, Enum))
+    """Whether a class is one of the dataclasses and enums of qfuse."""
+    own = kind.__module__.partition(".")[0] == "qfuse"
+    return own and (is_dataclass(kind) or issubclass(kind, Enum))
 
 
 def _container(value: Any) -> Any:
