@@ -29,7 +29,7 @@ unexport PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench bench-kernels asan fuzz replay docs clean
+.PHONY: help setup demo test test-fast check format bench bench-kernels bench-page asan fuzz replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ bench: $(STAMP) ## measure against the peers that are installed
 
 bench-kernels: $(STAMP) ## measure the kernels against torch's (ARGS=--quick for a part)
 	$(BIN)/python -m qfuse_bench.kernels.run $(ARGS)
+
+bench-page: $(STAMP) ## measure how fast the page of a report opens in headless Chromium
+	$(BIN)/python -m qfuse_bench.experiments.page_time
 
 # Built ahead: a test has a time limit. Capturing by pytest's own means lets the report through.
 asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan

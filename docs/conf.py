@@ -48,6 +48,7 @@ _NAVIGATION = {
     "Start": ["README", "docs/tour", "CHANGELOG"],
     "Guide": [
         "docs/report",
+        "docs/page",
         "docs/lint",
         "docs/accuracy-per-layer",
         "docs/exactness",

@@ -58,10 +58,11 @@ def test_compile_shows_report_and_plan(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     result = run(
         "compile", "bert", *SMALL, "--size=seq=4", "--quantize=w8a16", "--backend=eager",
-        "--plan", f"--json={file}",
+        "--plan", "--verbose", f"--json={file}",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "Quantized ops" in result.output
+    assert json.loads(file.read_text())["facts"]["model"] == "bert"
     assert "return (" in result.output
     assert json.loads(file.read_text())["facts"]["backend"] == "eager"
 

@@ -175,7 +175,7 @@ def test_what_needs_another_package_says_so(
         (("doctor",), ["qfuse doctor"]),
         (("compile", "model:small", "--no-own-kernels", "--backend=eager"), ["eager"]),
         (
-            ("explain", "model:small", "--no-own-kernels", "--quantize=w8a16"),
+            ("explain", "model:small", "--no-own-kernels", "--quantize=w8a16", "--verbose"),
             ["explained, not compiled", "Quantized ops"],
         ),
     ],

@@ -21,6 +21,7 @@ from qfuse.ir.errors import (
     NormalizeError,
     OptionsError,
     QfuseError,
+    StrictError,
 )
 from qfuse.options import Options
 from qfuse.report import Report
@@ -38,6 +39,7 @@ __all__ = [
     "OptionsError",
     "QfuseError",
     "Report",
+    "StrictError",
     "Target",
     "__version__",
     "clear_reports",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,17 @@ from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backe
 from qfuse.capture import capture
 from qfuse.cost import CostModel, load_or_measure
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.events import EXPAND, HOST, Event, Exactness, Lowered, Noted
+from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import BuiltinBackend, Check, Options, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
+from qfuse.profile import Profile, profile_plan
+from qfuse.profile.memory import live_bytes
 from qfuse.report import Report
+from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
+from qfuse.report.strict import require_quantized
 from qfuse.targets import Target
 
 # Tracing replaces globals of torch, so one thread of a process compiles at a time.
@@ -52,6 +57,21 @@ class CompiledModel(CompiledModule):
         name = type(self).__name__
         return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"
 
+    def profile(self, *args: object, **kwargs: object) -> Profile:
+        """Run the lowered graph op by op with a clock on every op, for about two seconds.
+
+        Takes the inputs of a call. They are not written, and the model's state does not change.
+        The result has the measured and predicted time of each op, its share of this machine's
+        roofline, and the time of the compiled model as a whole.
+
+        Raises:
+            InputError: The arguments do not match the captured signature.
+        """
+        caller = Caller(self.signature)
+        inputs = caller.check(caller.bind(args, kwargs))
+        machine = load_or_measure(Target.detect(extensions=False))
+        return profile_plan(self.plan, self.runner, inputs, machine)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModel:
         """Copy the mutable state; code and constants are immutable and shared."""
         copy = CompiledModel(super().__deepcopy__(memo), self.plan, self.report)
@@ -70,6 +90,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     float_dtype: torch.dtype | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
+    strict: bool = False,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
 
@@ -89,6 +110,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
             the rounding of the source's own dtypes, so it is opt-in.
         options: A :class:`qfuse.Options`, or a mapping of its fields.
         progress: Called with a short description when a step begins.
+        strict: Whether a quantized op that does not run on a quantized kernel is an error, unless
+            the cost model chose float.
 
     Returns:
         A callable with the model's signature, a ``report`` and a ``plan``.
@@ -98,6 +121,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         NormalizeError: A quantization op is malformed, or cannot run on this machine.
         OptionsError: An option has an invalid value.
         BackendError: The requested backend does not work on this machine.
+        StrictError: ``strict`` is set, and a quantized op runs in float.
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
             one name.
     """
@@ -107,6 +131,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         with _as_captured():
             with session.timed("plan"):
                 plan = session.pipeline().plan(captured, inputs)
+            if strict:
+                require_quantized(session.report(plan, None))
             with session.timed("compile"):
                 runner = plan.compile(
                     str(session.options.backend), session.backend_options(), session.progress
@@ -126,6 +152,7 @@ def explain(  # noqa: PLR0913 - one keyword per option
     float_dtype: torch.dtype | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
+    strict: bool = False,
 ) -> Report:
     """Plan as :func:`compile` does and return the report, without compiling or running the model.
 
@@ -139,7 +166,10 @@ def explain(  # noqa: PLR0913 - one keyword per option
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with _as_captured(), session.timed("plan"):
             plan = session.pipeline().plan(captured, inputs)
-    return session.report(plan, None)
+    report = session.report(plan, None)
+    if strict:
+        require_quantized(report)
+    return report
 
 
 @contextmanager
@@ -186,6 +216,7 @@ class _Session:
     extensions: Extensions
     progress: Callable[[str], None] | None
     seconds: dict[str, float] = field(default_factory=dict)
+    model: str = ""
 
     @classmethod
     def start(
@@ -241,6 +272,7 @@ class _Session:
                 f"dynamic_shapes must be a dict, a tuple or a list, not {dynamic_shapes!r}",
                 fix='as in dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
             )
+        self.model = type(model).__name__
         if self.progress is not None:
             self.progress("capturing the model")
         with self.timed("capture"):
@@ -274,25 +306,20 @@ class _Session:
 
     def report(self, plan: Plan, backend: str | None) -> Report:
         """Combine the logged events with the facts about the whole compilation."""
-        facts: dict[str, Any] = {
-            "target": f"{self.target.model or self.target.architecture}, "
-            f"{self.target.threads} thread{'s' * (self.target.threads != 1)}, "
-            f"{self.target.aten_capability}",
-            "torch": self.target.torch_version,
-            "backend": backend or "none (explained, not compiled)",
-            "check": self.check.value,
-            "constants": f"{_constant_bytes(plan) / 1e6:.1f} MB",
-            "seconds": ", ".join(f"{k} {v:.1f}" for k, v in self.seconds.items()),
-        }
-        if self.float_dtype is not None:
-            facts["float dtype"] = f"{dtype_name(self.float_dtype)} (lossy, by request)"
-        for used in plan.backends:
-            claimed = sum(n.meta.get(CLAIM_META) == used.name for n in plan.lowered.graph.nodes)
-            lossy = f", {used.exactness}" if used.exactness is Exactness.LOSSY else ""
-            # A compiled graph that fails its check runs op by op, by the references.
-            unused = ", not used: the references run" if backend == BuiltinBackend.EAGER else ""
-            count = f"{claimed} node{'s' * (claimed != 1)}"
-            facts[f"claimed by {used.name}"] = f"{count}{lossy}{unused}"
+        facts = Facts(
+            torch_version=self.target.torch_version,
+            created=utc_now(),
+            model=self.model,
+            target=target_facts(self.target),
+            backend=backend,
+            check=self.check.value,
+            float_dtype=None if self.float_dtype is None else dtype_name(self.float_dtype),
+            constant_bytes=_constant_bytes(plan),
+            claims=_claims(plan, backend),
+            capture_seconds=self.seconds.get("capture"),
+            plan_seconds=self.seconds.get("plan"),
+            compile_seconds=self.seconds.get("compile"),
+        )
         events = list(plan.lowered.log)
         if plan.backends and backend == BuiltinBackend.EAGER:
             names = {used.name for used in plan.backends}
@@ -305,7 +332,14 @@ class _Session:
                     warn=True,
                 )
             )
-        return Report(tuple(events), facts)
+        return Report(tuple(events), facts, plan.stages, live_bytes(plan.lowered.graph))
+
+
+def _claims(plan: Plan, backend: str | None) -> tuple[ClaimFacts, ...]:
+    nodes = Counter(node.meta.get(CLAIM_META) for node in plan.lowered.graph.nodes)
+    # A compiled graph that fails its check runs op by op, by the references.
+    used = backend != BuiltinBackend.EAGER
+    return tuple(ClaimFacts(b.name, nodes[b.name], b.exactness, used) for b in plan.backends)
 
 
 def _without_backend(event: Event, names: Collection[str]) -> Event:
@@ -314,7 +348,8 @@ def _without_backend(event: Event, names: Collection[str]) -> Event:
         return event
     kernel = EXPAND if event.place.op.startswith("qfuse.") else HOST
     reason = event.kernel, "its code fails the check"
-    return replace(event, kernel=kernel, losers=(*event.losers, reason))
+    cause = ExpandCause.NO_KERNEL if kernel == EXPAND else None
+    return replace(event, kernel=kernel, losers=(*event.losers, reason), cause=cause)
 
 
 def _library(options: Options, backends: Sequence[Backend]) -> kernels.KernelLibrary:

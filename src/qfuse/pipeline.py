@@ -19,7 +19,12 @@ from qfuse.ir.errors import (
 )
 from qfuse.ir.events import Checked, Exactness, Noted, RolledBack
 from qfuse.ir.foreign import list_foreign
-from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph
+from qfuse.ir.graph.stage_graph import (
+    CapturedGraph,
+    LoweredGraph,
+    OptimizedGraph,
+    StageGraph,
+)
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
 from qfuse.ir.signature.strides import with_measured_strides
@@ -38,6 +43,7 @@ from qfuse.rewrite.compare import Verdict
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.scheduled import ScheduledRules
 from qfuse.rewrite.site_check import SiteChecker
+from qfuse.snapshots import StageRecorder, StageSnapshot
 from qfuse.targets.target import Target
 
 _ATTEMPTS = 8
@@ -51,11 +57,13 @@ class Plan:
         lowered: The graph.
         reference: The outputs of its source, if they were measured.
         backends: The backends of other packages that claimed ops.
+        stages: Snapshots of the graph at the four stages.
     """
 
     lowered: LoweredGraph
     reference: ModelCheck | None = None
     backends: tuple[Backend, ...] = ()
+    stages: tuple[StageSnapshot, ...] = ()
 
     def __str__(self) -> str:
         return to_text(self.lowered.graph)
@@ -196,10 +204,20 @@ class Pipeline:
         captured: CapturedGraph,
         inputs: Sequence[torch.Tensor] = (),
         budget: RewriteBudget | None = None,
+        watch: Callable[[StageGraph], None] | None = None,
     ) -> LoweredGraph:
-        """Run normalize, optimize and lower on a copy of ``captured``."""
+        """Run normalize, optimize and lower on a copy of ``captured``.
+
+        Args:
+            captured: The graph.
+            inputs: Example inputs, for checks of single rewrites.
+            budget: Which rewrites are permitted.
+            watch: Called with the graph of each stage; it must not change it.
+        """
+        watch = watch or _ignore
         program = clone(captured)
         verify(program)
+        watch(program)
         checker = SiteChecker(program, inputs) if self.check is Check.SITE else None
         budget = budget or RewriteBudget(banned=self._banned)
 
@@ -207,11 +225,15 @@ class Pipeline:
             return RewriteContext(stage, self.cost, budget, checker, strict=False)
 
         normal = normalize(program, context("normalize"))
+        watch(normal)
         more = self.extensions
         optimized = optimize(
             normal, context("optimize"), float_dtype=self.float_dtype, added=more.rules
         )
-        return self.lower(optimized, context("lower"))
+        watch(optimized)
+        lowered = self.lower(optimized, context("lower"))
+        watch(lowered)
+        return lowered
 
     def lower(self, optimized: OptimizedGraph, context: RewriteContext) -> LoweredGraph:
         """Lower ``optimized``, which is consumed, to kernels or to what backends claim."""
@@ -233,9 +255,10 @@ class Pipeline:
         # First, so that a model that does not run is told apart from a rewrite that does not.
         reference = None if self.check is Check.OFF else self._measure(captured, inputs)
         self._say("rewriting the graph")
-        lowered = self.rewrite(captured, inputs, budget)
+        recorder = StageRecorder()
+        lowered = self.rewrite(captured, inputs, budget, recorder)
         if reference is None:
-            return Plan(lowered, None, self.extensions.backends)
+            return Plan(lowered, None, self.extensions.backends, tuple(recorder.stages))
         self._say("checking values")
         undone: list[RolledBack] = []
         verdict = _verdict(lowered, reference, inputs)
@@ -244,11 +267,11 @@ class Pipeline:
             key = self._find(captured, inputs, reference, budget)
             budget = RewriteBudget(banned=budget.banned | {key, *_whole_rule(key, undone)})
             undone.append(_rolled_back(key, verdict))
-            lowered = self.rewrite(captured, inputs, budget)
+            lowered = self.rewrite(captured, inputs, budget, recorder)
             verdict = _verdict(lowered, reference, inputs)
         if verdict.wrong is not None:
             undone.append(_rolled_back("pipeline/every-rewrite", verdict))
-            lowered = self.rewrite(captured, inputs, RewriteBudget(fuel=0))
+            lowered = self.rewrite(captured, inputs, RewriteBudget(fuel=0), recorder)
             verdict = _verdict(lowered, reference, inputs)
         for event in undone:
             lowered.log.add(event)
@@ -259,7 +282,8 @@ class Pipeline:
                 fix="this is a bug of qfuse; please report it with the model",
             )
         signature = with_measured_strides(lowered.signature, reference.outputs)
-        return Plan(replace(lowered, signature=signature), reference, self.extensions.backends)
+        lowered = replace(lowered, signature=signature)
+        return Plan(lowered, reference, self.extensions.backends, tuple(recorder.stages))
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
         try:
@@ -289,6 +313,10 @@ class Pipeline:
             return _verdict(some, reference, inputs).wrong is None
 
         return budget.allowed[bisect(len(budget.allowed), holds) - 1]
+
+
+def _ignore(_program: StageGraph) -> None:
+    """Ignore the graphs of the stages."""
 
 
 def _verdict(

@@ -26,6 +26,7 @@ PUBLIC = {
     "OptionsError",
     "QfuseError",
     "Report",
+    "StrictError",
     "Target",
     "__version__",
     "clear_reports",

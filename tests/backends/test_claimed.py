@@ -19,6 +19,7 @@ from qfuse.ir.events import Checked, Exactness
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.refusal import Refusal
+from qfuse.report.facts import ClaimFacts
 from qfuse.rewrite.prelude import OpOverload, aten
 from qfuse.targets import Target
 from qfuse.zoo import recipes
@@ -95,7 +96,7 @@ def test_state_is_written_and_copies_have_their_own() -> None:
     assert torch.equal(fast(x), other(x))
     assert backend.calls == 3
     assert set(fast.report.claims.values()) == {"counting"}
-    assert fast.report.facts["claimed by counting"] == "1 node"
+    assert fast.report.facts.claims == (ClaimFacts("counting", 1),)
 
 
 def test_several_backends_share_a_graph() -> None:
@@ -137,7 +138,7 @@ def test_wrong_values_are_found_and_the_references_run_instead() -> None:
     assert fast.report.kernels == {"expand": 1}
     assert fast.report.fused == ()
     assert fast.report.expanded[0].losers == (("wrong", "its code fails the check"),)
-    assert fast.report.facts["claimed by wrong"] == "1 node, not used: the references run"
+    assert fast.report.facts.rows()["claimed by wrong"] == "1 node, not used: the references run"
     assert torch.allclose(fast(x), model(x), rtol=1e-5, atol=1e-6)
 
 
@@ -153,7 +154,7 @@ def test_a_lossy_backend_is_not_compared_and_the_report_says_so() -> None:
     (check,) = [c for c in fast.report.checks if c.what == "compiled"]
 
     assert fast.backend == "lossy"
-    assert fast.report.facts["claimed by lossy"] == "1 node, lossy"
+    assert fast.report.facts.rows()["claimed by lossy"] == "1 node, lossy"
     assert check == Checked("check", "compiled", True, Exactness.LOSSY, 0.0, 0.0)
 
 

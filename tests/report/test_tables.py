@@ -11,15 +11,17 @@ from torch import nn
 import qfuse
 from qfuse.ir.events import Checked, Event, Exactness, Fired, Left, MissCode, Missed, Place
 from qfuse.report import Report
+from qfuse.report.facts import Facts, TargetFacts
 
 LINEAR = Place("linear", "aten.linear")
-FACTS = {"backend": "eager"}
+FACTS = Facts(target=TargetFacts("CPU", "x86_64", "AVX512", (), 1), backend="eager")
 MISS = Missed("optimize", "fuse-linear", MissCode.NOT_QUANTIZED, "not quantized", LINEAR, LINEAR, 1)
 
 
 def quantized_ops(report: Report) -> str:
     """The verdict in the row ``quantized ops``, or "" without that row."""
-    (row,) = [line for line in str(report).splitlines() if "quantized ops" in line] or [""]
+    lines = report.text(verbose=True).splitlines()
+    (row,) = [line for line in lines if "│ quantized ops" in line] or [""]
     return row.partition("quantized ops")[2].strip(" │")
 
 
@@ -45,7 +47,7 @@ def test_why_there_are_no_quantized_ops(events: tuple[Event, ...], verdict: str)
 
 def test_passes_say_nothing_of_kernels() -> None:
     fired = Fired("optimize", "merge-linears", "merge-linears@a", Exactness.EXACT, (LINEAR,))
-    text = str(Report((fired,), {"pass": "MergeLinears"}))
+    text = Report((fired,), Facts(standalone_pass="MergeLinears")).text(verbose=True)
 
     assert "merge-linears 1" in text
     assert "quantized ops" not in text
@@ -60,8 +62,8 @@ def patterns(width: int, *misses: Missed) -> str:
     """What a report of that width says below the table "Not fused"."""
     console = Console(width=width, no_color=True)
     with console.capture() as capture:
-        console.print(Report(misses, FACTS))
-    return capture.get().partition("Not fused")[2].partition("┘")[2].strip("\n")
+        console.print(Report(misses, FACTS).renderable(verbose=True))
+    return capture.get().partition("\nNot fused")[2].partition("┘")[2].strip("\n")
 
 
 def unmatched(rule: str, node: str, pattern: str) -> Missed:
@@ -106,7 +108,7 @@ def test_a_chain_that_is_rounded_down_is_shown_with_its_pattern() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.clamp(torch.floor(x / 0.05) + 3, -128, 127).to(torch.int8)
 
-    report = str(qfuse.explain(RoundsDown(), (torch.randn(2, 8),)))
+    report = qfuse.explain(RoundsDown(), (torch.randn(2, 8),)).text(verbose=True)
 
     assert_expected_inline(
         "\n".join(report.partition("did not match\n")[2].splitlines()[:3]),
@@ -119,6 +121,6 @@ quantize-chain: expected aten.round to the nearest integer, found aten.floor
 
 def test_the_error_is_told_in_rounding_errors_of_the_source() -> None:
     check = Checked("check", "model", True, Exactness.ROUNDING, 0.12, 8.0)
-    text = str(Report((check,), FACTS))
+    text = Report((check,), FACTS).text(verbose=True)
 
     assert "passed (error: 0.12 x the source's own rounding error; up to 8 x passes)" in text

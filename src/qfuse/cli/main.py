@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ from rich.table import Table
 import qfuse
 from qfuse import kernels
 from qfuse.cli.analysis import accuracy_command, lint_command
+from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
+from qfuse.cli.latency import measure_latency
 from qfuse.cli.options import options_of
+from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plugins import plugin_command, plugin_names
+from qfuse.cli.preflight import explained, show_preflight
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -51,6 +55,8 @@ class Request:
         float_dtype: ``bfloat16``, or ``None`` for the model's own dtypes.
         report_json: Where to write the report as JSON; ``-`` is standard output.
         show_plan: Whether to print the lowered graph.
+        verbose: Whether to print all tables of the report.
+        strict: Whether a quantized op that runs in float is an error.
         options: All other options.
     """
 
@@ -63,6 +69,8 @@ class Request:
     float_dtype: str | None
     report_json: str | None
     show_plan: bool
+    verbose: bool
+    strict: bool
     options: Options
 
 
@@ -139,6 +147,8 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="dtype of unquantized ops; bfloat16 is lossy",
         ),
         click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        click.option("--strict", is_flag=True, help="fail if a quantized op runs in float"),
+        click.option("--verbose", is_flag=True, help="print all tables of the report"),
         options_of(Options),
     )
     # Decorators apply from the last to the first, and help lists options in the order of adding.
@@ -157,9 +167,13 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="how values are checked",
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
-def compile_command(check: str, **given: Any) -> None:
-    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), run it once, and report."""
+@measuring_options
+def compile_command(
+    check: str, report_html: str | None, trace: str | None, show_profile: bool, **given: Any
+) -> None:
+    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
     request = _request(given, check)
+    pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -172,21 +186,32 @@ def compile_command(check: str, **given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
-        say("running the compiled model once")
-        fast(*args, **kwargs)
-    _show(fast.report, request)
+        say("measuring the source and the compiled model")
+        latency = measure_latency(model, fast, args, kwargs)
+        profile = pages.measure(fast, args, kwargs, say)
+    facts = replace(
+        fast.report.facts,
+        source_seconds=latency.source_seconds,
+        compiled_seconds=latency.compiled_seconds,
+    )
+    report = _show(replace(fast.report, facts=facts), request)
+    # A JSON report on standard output must stay parsable.
+    out = _ERR if request.report_json == "-" else _OUT
+    out.print(str(latency), highlight=False)
+    pages.write(report, profile, out)
     if request.show_plan:
-        # A JSON report on standard output must stay parsable.
-        out = _ERR if request.report_json == "-" else _OUT
         out.print(str(fast.plan), markup=False, highlight=False)
 
 
 @main.command("explain")
 @_model_options
-def explain_command(**given: Any) -> None:
+@page_options
+def explain_command(report_html: str | None, **given: Any) -> None:
     """Print the report of compiling MODEL, without compiling or running it."""
     request = _request(given, Check.OFF.value)
+    pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
     with _progress() as say:
         model, args, kwargs, shapes = _prepare(request, loaded, say)
@@ -198,14 +223,29 @@ def explain_command(**given: Any) -> None:
             float_dtype=_float_dtype(request),
             options=request.options,
             progress=say,
+            strict=request.strict,
         )
-    _show(report, request)
+    pages.write(_show(report, request), None, _OUT)
 
 
 @main.command("doctor")
+@click.argument("model", required=False)
+@click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
-def doctor_command(as_json: bool) -> None:
-    """Show what this machine supports, what would silently not fuse, and how to fix it."""
+def doctor_command(
+    model: str | None, quantize: str | None, sizes: Sequence[str], as_json: bool
+) -> None:
+    """Show what this machine supports, what would silently not fuse, and how to fix it.
+
+    With MODEL, show what costs that model time here.
+    """
+    if model is not None:
+        loaded = load_model(model, parse_size_options(sizes))
+        made = loaded.model, loaded.args, dict(loaded.kwargs or {})
+        source, args, kwargs = quantize_loaded(loaded, quantize, None) if quantize else made
+        show_preflight(explained(source, args, kwargs, None), _OUT, as_json=as_json)
+        return
     findings = diagnose(Target.detect())
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
@@ -219,6 +259,9 @@ def doctor_command(as_json: bool) -> None:
         mark = f"[{style[level]}]{level}[/]"
         table.add_row(mark, finding.what, finding.detail, finding.fix)
     _OUT.print(table)
+
+
+main.add_command(diff_command)
 
 
 @main.command("build-kernels")
@@ -258,6 +301,8 @@ def _request(given: dict[str, Any], check: str) -> Request:
         _FLOATS[given["float_dtype"]],
         given["report_json"],
         given.get("show_plan", False),
+        given["verbose"],
+        given["strict"],
         options,
     )
 
@@ -321,13 +366,16 @@ def quantize_loaded(
     return quantized.model, args, kwargs
 
 
-def _show(report: Report, request: Request) -> None:
+def _show(report: Report, request: Request) -> Report:
+    """Print the report, and return it with the name of the model as it was given."""
+    report = replace(report, facts=replace(report.facts, model=request.model))
     if request.report_json == "-":
         click.echo(report.to_json())
-        return
+        return report
     if request.report_json is not None:
         Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
-    _OUT.print(report)
+    _OUT.print(report.renderable(verbose=request.verbose))
+    return report
 
 
 def _float_dtype(request: Request) -> torch.dtype | None:

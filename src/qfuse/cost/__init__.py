@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.cost._torch_api import size_range
+from qfuse.cost._torch_api import hint_of, size_range
 from qfuse.cost.measurement import measure
 from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
 from qfuse.cost.profile import CostProfile
@@ -35,6 +35,7 @@ __all__ = [
     "Workload",
     "at_points",
     "bytes_text",
+    "hint_of",
     "linear_work",
     "load_or_measure",
     "measure",

@@ -108,6 +108,13 @@ def size_range(
     return SizeRange(min(low, hint), hint, None if high is None else max(high, hint))
 
 
+def hint_of(size: int | torch.SymInt) -> int:
+    """Return the traced size of a dimension; a typical one if it depends on data."""
+    if not isinstance(size, torch.SymInt) or not size.node.is_symbolic():
+        return int(size)
+    return int(size.node.hint) if size.node.has_hint() else _UNKNOWN_HINT
+
+
 def _symbol_range(known: SymbolRange | None, traced: Any) -> Any:
     """Return a symbol's declared range, or the traced one, whose lower bound 2 may mean 0."""
     if known is not None:

@@ -20,6 +20,7 @@ from qfuse.inductor._inductor_api import count, counted
 from qfuse.inductor.merge import STAGE
 from qfuse.ir.events import Event, Fired, Missed, Noted, Place
 from qfuse.report import Report
+from qfuse.report.facts import Facts
 from qfuse.rewrite.prelude import Exactness, MissCode
 from qfuse.targets import cache_directory, write_atomically
 
@@ -50,7 +51,7 @@ class GraphRecord:
     def report(self) -> Report:
         """Return it as a :class:`Report`."""
         origin = "loaded from Inductor's cache" if self.loaded else "compiled in this process"
-        return Report(tuple(self.events), {**self.facts, "graph": origin})
+        return Report(tuple(self.events), Facts(graph=origin, frozen=self.facts.get("frozen")))
 
 
 class PassJournal:

@@ -90,6 +90,10 @@ class ExtensionError(QfuseError):
     """A dialect, rule, kernel or backend of another package is broken, or clashes with one."""
 
 
+class StrictError(QfuseError):
+    """A quantized op does not run on a quantized kernel, and ``strict`` was asked for."""
+
+
 class OptionsError(QfuseError, ValueError):
     """An option has an invalid value."""
 

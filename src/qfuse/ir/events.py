@@ -125,6 +125,20 @@ HOST = "torch"
 """In place of a kernel: a backend was asked to claim the op, refused, and torch runs it."""
 
 
+class ExpandCause(StrEnum):
+    """Why an op was expanded to ATen instead of running on a kernel.
+
+    ``PROFIT``: something else is predicted to be as fast. ``LOOPS``: the op computes in float
+    between kernels, and the compiler makes loops of it. Only the others leave a quantized op
+    without a quantized kernel.
+    """
+
+    NO_KERNEL = "no-kernel"
+    PROFIT = "profit"
+    DENIED = "denied"
+    LOOPS = "loops"
+
+
 @dataclass(frozen=True, slots=True)
 class Lowered(Event):
     """A kernel was chosen, a backend claimed the op, or the op was expanded.
@@ -136,6 +150,9 @@ class Lowered(Event):
         predicted: Seconds per call by the cost model; ``None`` when it was not costed.
         losers: The rejected kernels, each with its reason.
         why: Why this kernel.
+        cause: Why the op was expanded; ``None`` if it was not.
+        dequantized: Whether the kernel reads a dequantized activation, because none reads both
+            operands as they are quantized.
     """
 
     place: Place
@@ -144,14 +161,49 @@ class Lowered(Event):
     predicted: float | None = None
     losers: tuple[tuple[str, str], ...] = ()
     why: str = ""
+    cause: ExpandCause | None = None
+    dequantized: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether this is a quantized op that runs on no quantized kernel, and not by choice."""
+        return self.cause in {ExpandCause.NO_KERNEL, ExpandCause.DENIED}
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated(Event):
+    """The size and the predicted times of a product, a quantize or a dequantize before lowering.
+
+    Attributes:
+        place: The op.
+        multiply_adds: Multiply-adds per call at the traced sizes; 0 for an op that moves data.
+        float_seconds: Predicted seconds per call in float, or those of the pass over memory.
+        int8_seconds: Predicted seconds per call on 8-bit integers, with the pass that quantizes
+            the activation; ``None`` for an op that is not a product.
+        upstream: Names of nodes that its operands are computed from, nearest first; a few.
+    """
+
+    place: Place
+    multiply_adds: int
+    float_seconds: float
+    int8_seconds: float | None = None
+    upstream: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Left(Event):
-    """A quantize or dequantize op that was not fused, and why."""
+    """A quantize, dequantize or requantize op that was not fused, and why.
+
+    Attributes:
+        place: The op.
+        reason: Why, as a message for users.
+        needed: Whether quantized ops or the caller of the model need its result, as they need the
+            quantized activations of dynamic quantization.
+    """
 
     place: Place
     reason: str
+    needed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qfuse.ir.errors import ExtensionError
-from qfuse.ir.events import EXPAND, HOST, Left, Lowered
+from qfuse.ir.events import EXPAND, HOST, ExpandCause, Left, Lowered
 from qfuse.ir.foreign import call_foreign
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, OptimizedGraph, place_of
@@ -18,7 +18,7 @@ from qfuse.lower.expand.describe import describe_node
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.layout.max_pools import widen_max_pools
-from qfuse.lower.unfused import reason_to_stay
+from qfuse.lower.unfused import is_needed, reason_to_stay
 from qfuse.rewrite.claimant import Claimant
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Node, OpOverload
@@ -58,7 +58,8 @@ def claim_ops(
         is_left = is_call(node, ops.quantize, ops.dequantize, ops.requantize)
         # Reasons depend on the producers and users, so they are logged before any op is expanded.
         if is_left and CLAIM_META not in node.meta:
-            program.log.add(Left(context.stage, place_of(node), reason_to_stay(node)))
+            reason, needed = reason_to_stay(node), is_needed(node)
+            program.log.add(Left(context.stage, place_of(node), reason, needed))
     if _calls(program) != before:
         # An edit of another node than the one that was asked about.
         raise _edited(", ".join(claimant.name for claimant in claimants))
@@ -84,7 +85,8 @@ def _offer(node: Node, claimants: Sequence[Claimant], program: OptimizedGraph, s
         return
     kernel = claim or (EXPAND if is_call(node, *_OWN) else HOST)
     what = describe_node(node)
-    program.log.add(Lowered(stage, place_of(node), kernel, what, losers=refusals))
+    cause = ExpandCause.NO_KERNEL if kernel == EXPAND else None
+    program.log.add(Lowered(stage, place_of(node), kernel, what, losers=refusals, cause=cause))
 
 
 def _expand(

@@ -7,9 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import EXPAND, Left, Lowered
+from qfuse.ir.events import EXPAND, ExpandCause, Left, Lowered
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph, place_of
+from qfuse.ir.graph.stage_graph import (
+    SITE_META,
+    WORK_META,
+    LoweredGraph,
+    OptimizedGraph,
+    place_of,
+)
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.convolution import as_fused_convolution
@@ -19,6 +25,7 @@ from qfuse.ir.ops.norms import as_fused_norm
 from qfuse.ir.ops.softmax import as_softmax
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
+from qfuse.lower.estimate import log_estimates
 from qfuse.lower.expand.batch_norm import expand_batch_norms
 from qfuse.lower.expand.describe import (
     describe_node,
@@ -44,7 +51,7 @@ from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
 from qfuse.lower.select.select import Losers, Offer
-from qfuse.lower.unfused import reason_to_stay
+from qfuse.lower.unfused import is_needed, reason_to_stay
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
@@ -100,6 +107,13 @@ class _NotLowered:
             return "its kernel is not permitted"
         return "float is predicted to be as fast" if self.beaten else "no kernel accepts it"
 
+    @property
+    def cause(self) -> ExpandCause:
+        """The reason for the report's numbers."""
+        if self.denied:
+            return ExpandCause.DENIED
+        return ExpandCause.PROFIT if self.beaten else ExpandCause.NO_KERNEL
+
 
 class _Lowering:
     """State of one call of :func:`lower`."""
@@ -114,6 +128,7 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
+        log_estimates(self._context.program, self._context.cost, self._context.stage)
         self._log_unfused()
         # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
@@ -133,7 +148,7 @@ class _Lowering:
                 self._lower_rowwise(op)
             elif as_softmax(node) is not None:
                 why = "no kernel computes a softmax: it is compiled to loops with the ops around it"
-                self._report_expanded(node, describe_node(node), (), why)
+                self._report_expanded(node, describe_node(node), (), why, ExpandCause.LOOPS)
         # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
         # After products, which multiply their sums by the factors of a norm.
@@ -150,7 +165,7 @@ class _Lowering:
         for node in self._graph.nodes:
             if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
                 reason = reason_to_stay(node)
-                self._log.add(Left(self._context.stage, place_of(node), reason))
+                self._log.add(Left(self._context.stage, place_of(node), reason, is_needed(node)))
 
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
@@ -179,7 +194,8 @@ class _Lowering:
         if left is not None and not left.denied and not left.beaten:
             left = self._lower_in_float(problem, left)
         if left is not None:
-            self._report_expanded(problem.place, describe_problem(problem), left.losers, left.why)
+            what = describe_problem(problem)
+            self._report_expanded(problem.place, what, left.losers, left.why, left.cause)
             self._expand(problem.place)
 
     def _lower_in_float(self, problem: ProductProblem, left: _NotLowered) -> _NotLowered | None:
@@ -189,6 +205,9 @@ class _Lowering:
         """
         if not isinstance(problem, WeightedProblem) or problem.fused.x_params is None:
             return left
+        # Why no kernel reads both operands, after the kernels that do not read the weight.
+        place = problem.place
+        self._apart[place] = (*self._apart.get(place, ()), *left.losers)
         found = self._lower(replace(problem, in_float=True))
         if found is None or found.denied:
             return found
@@ -211,7 +230,7 @@ class _Lowering:
             left = found
         losers = (*left.losers, *self._apart.get(op.node, ()))
         why = "it is compiled to loops with the surrounding ops"
-        self._report_expanded(op.node, describe_rowwise(op), losers, why)
+        self._report_expanded(op.node, describe_rowwise(op), losers, why, ExpandCause.LOOPS)
 
     def _lower(self, problem: Problem) -> _NotLowered | None:
         """Replace ``problem`` by the cheapest kernel, or return why there is none."""
@@ -222,9 +241,12 @@ class _Lowering:
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
         what, seconds = describe_problem(problem), offer.seconds
-        notes = (offer.claim.note, _opened(problem), describe_rest(problem, offer.claim))
+        opened = _is_opened(problem)
+        note = "no kernel reads both operands: the activation is dequantized" if opened else ""
+        notes = (offer.claim.note, note, describe_rest(problem, offer.claim))
         why = "; ".join(filter(None, notes))
-        event = Lowered(self._context.stage, place, name, what, seconds, losers, why)
+        stage = self._context.stage
+        event = Lowered(stage, place, name, what, seconds, losers, why, dequantized=opened)
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,
@@ -246,6 +268,8 @@ class _Lowering:
             made = {0: self._finish(problem, made[0], offer.claim, rw)}
         for old in problem.replaced:
             rw.replace(old.node, made[old.index], but=old.but)
+        for node in rw.journal.made:
+            node.meta.update({SITE_META: problem.place.name, WORK_META: offer.claim.work})
 
     def _finish(self, problem: ProductProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""
@@ -267,11 +291,12 @@ class _Lowering:
         """
         self._expander.replace(node, self._session)
 
-    def _report_expanded(self, node: Node, what: str, losers: Losers, why: str) -> None:
+    def _report_expanded(
+        self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
+    ) -> None:
         stage, place = self._context.stage, place_of(node)
-        self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why))
+        self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause))
 
 
-def _opened(problem: Problem) -> str:
-    opened = isinstance(problem, WeightedProblem) and problem.in_float
-    return "no kernel reads both operands: the activation is dequantized" if opened else ""
+def _is_opened(problem: Problem) -> bool:
+    return isinstance(problem, WeightedProblem) and problem.in_float

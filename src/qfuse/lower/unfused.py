@@ -45,6 +45,14 @@ def reason_to_stay(node: Node) -> str:
     return "it changes the parameters between two quantized ops"
 
 
+def is_needed(node: Node) -> bool:
+    """Whether quantized ops, or the caller of the model, need the result of ``node``."""
+    if as_dequantize(node) is not None:
+        return all(user.op == "output" for user in node.users)
+    takers = list(_users_below(node))
+    return any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
+
+
 def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     takers = sum(is_call(user, *ops.FUSED) for user in _users_below(node))
     feeds = (

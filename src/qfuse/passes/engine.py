@@ -16,6 +16,7 @@ from qfuse.passes.outcome import PASS_STAGE, PassOutcome
 from qfuse.passes.raw import RawGraph, take
 from qfuse.passes.refuse import check_graph
 from qfuse.report import Report
+from qfuse.report.facts import Facts
 from qfuse.rewrite.clone import clone
 
 # Every growth and every withdrawal runs the whole pass again, so both are bounded. After that many
@@ -41,7 +42,7 @@ def run_pass(
     whole = attempt(raw.program, work, None)
     done, withdrawn = (whole, ()) if not whole.counts else _Narrowing(raw, work, whole).run()
     events = _events(whole, done, withdrawn, work)
-    report = Report(tuple(events), {"pass": name})
+    report = Report(tuple(events), Facts(standalone_pass=name))
     if not done.counts:
         return PassOutcome(module, modified=False, report=report)
     unused = raw.reapply_views(done.program)

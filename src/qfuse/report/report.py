@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 
 from qfuse.ir.events import (
     EXPAND,
@@ -21,22 +23,39 @@ from qfuse.ir.events import (
     Noted,
     RolledBack,
 )
-from qfuse.report.tables import render
+from qfuse.profile import Profile
+from qfuse.profile.memory import LiveBytes
+from qfuse.report.actions import Action, actions_of
+from qfuse.report.data import SCHEMA, event_data, finite, read_report
+from qfuse.report.facts import Facts
+from qfuse.report.frame import to_frame
+from qfuse.report.page import page_html
+from qfuse.report.screen import COLUMNS, first_screen
+from qfuse.report.tables import render_verbose
+from qfuse.report.work import WorkShare, work_share
+from qfuse.snapshots import StageSnapshot
+
+_WIDE = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """All events of a compilation.
 
-    ``print(report)`` shows it as text, ``rich.print(report)`` in color, :meth:`to_json` as data.
+    ``print(report)`` shows a verdict and what to do on one screen, :meth:`text` with ``verbose``
+    everything, ``rich.print(report)`` the screen in color, :meth:`to_json` the data.
 
     Attributes:
         events: In the order in which they happened.
-        facts: Properties of the whole compilation: target, backend, check, sizes, seconds.
+        facts: Facts about the whole compilation: target, versions, backend, check, seconds.
+        stages: Snapshots of the graph, for the page; not part of the JSON.
+        memory: The live bytes of the lowered graph, for the page; not part of the JSON.
     """
 
     events: tuple[Event, ...]
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
+    stages: tuple[StageSnapshot, ...] = field(default=(), repr=False, compare=False)
+    memory: tuple[LiveBytes, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def fused(self) -> tuple[Lowered, ...]:
@@ -102,30 +121,96 @@ class Report:
                 best[key] = miss
         return tuple(best.values())
 
+    @property
+    def work(self) -> WorkShare | None:
+        """The share of the products that runs quantized; ``None`` if there is no product."""
+        return work_share(self.events)
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What to do, the most expensive first; computed when it is read."""
+        return actions_of(self.events)
+
+    def text(self, *, verbose: bool = False, width: int | None = None) -> str:
+        """Return the report as text.
+
+        Args:
+            verbose: Also the tables: facts, every quantized op with the kernels that lost, what
+                was left, and every miss.
+            width: Columns; the default is 80, and 120 for the tables.
+        """
+        # The same text everywhere, whatever the terminal is.
+        columns = width or (_WIDE if verbose else COLUMNS)
+        console = Console(width=columns, no_color=True, highlight=False)
+        with console.capture() as capture:
+            console.print(self.renderable(verbose=verbose))
+        return capture.get()
+
+    def renderable(self, *, verbose: bool = False) -> RenderableType:
+        """Return the report for a `rich` console."""
+        return Group(*(render_verbose(self) if verbose else first_screen(self)))
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data: facts, totals, and every event with its kind."""
+        """Return plain data: schema, facts, every event with its kind, and what follows from them.
+
+        ``schema``, ``facts`` and ``events`` are what :meth:`from_json` reads; the others are there
+        for tools: ``work``, ``actions``, ``fired`` and ``kernels``.
+        """
+        work = self.work
         return {
-            "facts": self.facts,
+            "schema": SCHEMA,
+            "facts": asdict(self.facts),
+            "work": None if work is None else {**asdict(work), "share": work.share},
+            "actions": [action.to_dict() for action in self.actions],
             "fired": dict(self.fired),
             "kernels": dict(self.kernels),
-            "events": [{"kind": type(e).__name__.lower(), **asdict(e)} for e in self.events],
+            "events": [event_data(e) for e in self.events],
         }
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """Return :meth:`to_dict` as JSON."""
-        # Facts and events may hold dtypes and paths.
-        return json.dumps(self.to_dict(), indent=indent, default=str)
+        """Return :meth:`to_dict` as JSON; numbers that are not finite are texts: ``"nan"``."""
+        return json.dumps(finite(self.to_dict()), indent=indent, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Parse the output of :meth:`to_json`.
+
+        Raises:
+            OptionsError: The text is not a report, is damaged, or is of another schema.
+        """
+        facts, events = read_report(text)
+        return cls(events, facts)
+
+    def to_dataframe(self) -> Any:
+        """Return a ``pandas.DataFrame`` with one row per lowered op and per op that was left.
+
+        Raises:
+            OptionsError: pandas is not installed.
+        """
+        return to_frame(self.events)
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        profile: Profile | None = None,
+        sqnr: Mapping[str, float] | None = None,
+    ) -> None:
+        """Write the report as one HTML file, which needs no network and no server.
+
+        Args:
+            path: The file.
+            profile: What ``fast.profile(...)`` returned, for measured times.
+            sqnr: The signal-to-noise ratio in dB by path of the module.
+        """
+        Path(path).write_text(page_html(self, profile, sqnr), encoding="utf-8")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
-        yield from render(self)
+        yield self.renderable()
 
     def __str__(self) -> str:
-        # The same text everywhere, whatever the terminal is.
-        console = Console(width=120, no_color=True, highlight=False)
-        with console.capture() as capture:
-            console.print(self)
-        return capture.get()
+        return self.text()
 
     def _of(self, kind: type[Any]) -> tuple[Any, ...]:
         return tuple(e for e in self.events if isinstance(e, kind))

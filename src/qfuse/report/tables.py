@@ -1,4 +1,4 @@
-"""The report as `rich` tables."""
+"""The verbose report as `rich` tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from qfuse.ir.events import EXPAND, HOST, Checked, Missed, Place
+from qfuse.ir.events import EXPAND, HOST, Lowered, Missed, Place
+from qfuse.report.footnotes import Footnotes
+from qfuse.report.screen import action_lines, check_text, first_screen, why_none
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
@@ -21,71 +23,79 @@ _MOST_ROWS = 40
 _INDENT = "  "
 
 
-def render(report: Report) -> Iterator[Any]:
-    """Yield the parts of the report, most important first."""
+def render_verbose(report: Report) -> Iterator[Any]:
+    """Yield the first screen, and then all parts of the report in full."""
+    yield from first_screen(report)
+    yield Text()
+    yield from _actions(report)
     yield _summary(report)
-    yield from _linears(report)
+    yield from _lowered(report)
     yield from _left(report)
     yield from _misses(report)
     yield from _trouble(report)
+
+
+def _actions(report: Report) -> Iterator[Text]:
+    if not report.actions:
+        return
+    yield Text("All things to do", "bold")
+    for number, action in enumerate(report.actions, start=1):
+        for line, style in action_lines(number, action, width=None):
+            yield Text(line, style)
+        for place in action.places[1:]:
+            yield Text(f"{_INDENT} also: {place.source or place}", "cyan")
+        if action.advice is not None:
+            yield Text(f"{_INDENT} see {action.advice.link}", "dim")
+    yield Text()
 
 
 def _summary(report: Report) -> Table:
     table = Table(title="qfuse", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for name, value in report.facts.items():
-        table.add_row(name, escape(str(value)))
+    for name, value in report.facts.rows().items():
+        table.add_row(name, escape(value))
     # Standalone passes do not lower, so their report has no kernels.
-    lowered = "backend" in report.facts
+    lowered = report.facts.lowered
     if lowered:
         kernels = ", ".join(f"{count} x {name}" for name, count in sorted(report.kernels.items()))
-        table.add_row("quantized ops", kernels or _why_none(report))
+        table.add_row("quantized ops", kernels or f"none: {why_none(report)}")
     fired = ", ".join(f"{name} {count}" for name, count in sorted(report.fired.items()))
     table.add_row("rules fired", fired or "none")
     if lowered:
         table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
     for check in report.checks:
         if check.what == "model":
-            table.add_row("values", _verdict(check))
+            table.add_row("values", check_text(check))
     return table
 
 
-def _why_none(report: Report) -> str:
-    # Misses do not tell: rules also decline at the linears of a float model.
-    if report.left:
-        return "none: the quantized ops could not be fused, see below"
-    if any(note.stage == "normalize" and note.warn for note in report.notes):
-        return "none: the quantized ops are not supported, see the warnings below"
-    return "none: the model is not quantized, or its quantization was not recognized"
-
-
-def _verdict(check: Checked) -> str:
-    verdict = "passed" if check.passed else f"FAILED: {check.note}"
-    if not check.allowed:
-        return f"{verdict} (the same bits)" if check.passed else verdict
-    limit = f"up to {check.allowed:.2g} x passes"
-    return f"{verdict} (error: {check.error:.2g} x the source's own rounding error; {limit})"
-
-
-def _linears(report: Report) -> Iterator[Table]:
-    groups: Counter[tuple[str, str, str]] = Counter()
+def _lowered(report: Report) -> Iterator[Any]:
+    notes = Footnotes()
+    groups: Counter[tuple[str, str, str, str]] = Counter()
     for event in (*report.fused, *report.expanded, *report.refused):
-        groups[event.kernel, event.what, _why(event)] += 1
+        groups[_style(event), event.kernel, event.what, _why(event, notes)] += 1
     if not groups:
         return
     table = _table("Quantized ops", "count", "op", "kernel", "why this one")
-    for (kernel, what, why), count in _top(groups):
-        style = {EXPAND: "red", HOST: "dim"}.get(kernel, "green")
+    for (style, kernel, what, why), count in _top(groups):
         table.add_row(str(count), escape(what), Text(kernel, style), escape(why))
     yield table
+    for line in notes.lines():
+        yield Text(line, "dim")
 
 
-def _why(event: Any) -> str:
+def _style(event: Lowered) -> str:
+    if event.failed:
+        return "red"
+    return "dim" if event.kernel in {EXPAND, HOST} else "green"
+
+
+def _why(event: Lowered, notes: Footnotes) -> str:
     parts = [event.why] if event.why else []
     if event.predicted is not None:
         parts.append(f"predicted {event.predicted * 1e6:.0f} us")
-    parts += [f"{name}: {reason}" for name, reason in event.losers]
+    parts += [f"{name}: {notes.mark(reason)}" for name, reason in event.losers]
     return "; ".join(parts)
 
 

@@ -266,9 +266,12 @@ class Rewriter:
         ]
         # A new node stands for the anchor and for all that died with it.
         origin: dict[str, None] = dict.fromkeys(origins(self._anchor))
+        new = set(self.journal.made)
         erased, touched = self._editor.erase_dead(roots)
         for node in erased:
-            origin.update(dict.fromkeys(origins(node)))
+            # One that this rewrite made and did not need implements nothing of its own.
+            if node not in new:
+                origin.update(dict.fromkeys(origins(node)))
         gone = set(erased)
         made = [n for n in self.journal.made if n not in gone]
         # Dictionaries instead of sets: the driver visits them in this order, which has to be the

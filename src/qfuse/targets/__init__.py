@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qfuse.targets.compiler import Compiler
 from qfuse.targets.cpu import FEATURES
-from qfuse.targets.doctor import Environment, Finding, Level, diagnose
+from qfuse.targets.doctor import Affects, Environment, Finding, Level, diagnose
 from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernel
 from qfuse.targets.storage import cache_directory, write_atomically
 from qfuse.targets.target import Target
@@ -12,6 +12,7 @@ from qfuse.targets.target import Target
 __all__ = [
     "FEATURES",
     "KERNELS",
+    "Affects",
     "Compiler",
     "Environment",
     "Finding",

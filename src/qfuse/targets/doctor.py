@@ -33,6 +33,17 @@ class Level(StrEnum):
     BAD = "bad"
 
 
+class Affects(StrEnum):
+    """What a finding costs, for a model whose predictions are known."""
+
+    MACHINE = "machine"
+    THREADS = "threads"
+    OWN_KERNELS = "own-kernels"
+    DECLARED_KERNELS = "declared-kernels"
+    INDUCTOR = "inductor"
+    AVOIDED = "avoided"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check.
@@ -42,12 +53,14 @@ class Finding:
         what: The subject of the check, in a few words.
         detail: The observation and its consequences.
         fix: What to do; "" if no action is needed.
+        affects: What it costs.
     """
 
     level: Level
     what: str
     detail: str
     fix: str = ""
+    affects: Affects = Affects.MACHINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +180,7 @@ def _threads(target: Target, _: Environment) -> Iterator[Finding]:
             what,
             f"{detail}: cores stay idle",
             "unset OMP_NUM_THREADS or call torch.set_num_threads, unless this is intended",
+            Affects.THREADS,
         )
     else:
         yield Finding(Level.OK, what, detail)
@@ -177,10 +191,11 @@ def _compiler(target: Target, seen: Environment) -> Iterator[Finding]:
     fix = "install g++ with OpenMP (Debian: apt install g++), or name another compiler in CXX"
     if target.compiler is None:
         lost = "Inductor cannot compile, and qfuse's own kernels cannot be built"
-        yield Finding(Level.BAD, what, f"none found (CXX, else g++): {lost}", fix)
+        detail = f"none found (CXX, else g++): {lost}"
+        yield Finding(Level.BAD, what, detail, fix, Affects.OWN_KERNELS)
     elif seen.compiler_error is not None:
         said = f"{target.compiler.path} cannot build an OpenMP library: {seen.compiler_error}"
-        yield Finding(Level.BAD, what, said, fix)
+        yield Finding(Level.BAD, what, said, fix, Affects.OWN_KERNELS)
     else:
         yield Finding(Level.OK, what, f"{target.compiler.path}: {target.compiler.version}")
     if not seen.python_headers:
@@ -243,6 +258,7 @@ def _kernels(target: Target, _: Environment) -> Iterator[Finding]:
             "NotImplementedError",
             "nothing, qfuse uses other kernels; the PyPI wheel of torchao lacks CPU code, a "
             "build from source has it",
+            Affects.DECLARED_KERNELS,
         )
     missing = by_state[KernelState.ABSENT]
     if missing:
@@ -251,6 +267,7 @@ def _kernels(target: Target, _: Environment) -> Iterator[Finding]:
             "kernels that do not exist",
             f"this torch and torchao do not define {', '.join(missing)}",
             "nothing, qfuse uses other kernels; or install the supported versions",
+            Affects.DECLARED_KERNELS,
         )
 
 
@@ -275,6 +292,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             "torch.compile emits for one token of a dynamically quantized model: results are "
             "garbage, without an error",
             f"compile with qfuse ({own}), or pad such inputs to two rows",
+            Affects.AVOIDED,
         )
     if not seen.int_mm_exact:
         yield Finding(
@@ -282,6 +300,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             f"{what} at full range",
             "is wrong for large int8 values: partial sums overflow on this CPU",
             f"compile with qfuse ({own}), or quantize to 7 bits (reduce_range)",
+            Affects.AVOIDED,
         )
     elif not target.has_vnni and target.has_kernel("aten::_int_mm"):
         # A sample can show that sums saturate, but not that none do.
@@ -303,6 +322,7 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
             "quantize and dequantize silently run in float",
             "use qfuse.compile, which does not need it; or set TORCHINDUCTOR_FREEZING=1 before "
             'torch is imported (options={"freezing": True} alone crashes)',
+            Affects.INDUCTOR,
         )
     if seen.grad_enabled:
         yield Finding(
@@ -310,12 +330,14 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
             f"{what}: grad mode is on",
             "freezing is skipped while gradients are recorded, and with it every int8 pattern",
             "use qfuse.compile; or call the compiled model under torch.no_grad()",
+            Affects.INDUCTOR,
         )
     yield Finding(
         Level.WARN,
         "plain AOTInductor",
-        "does not freeze unless details to, so the same holds for its packages",
+        "does not freeze unless its options say so, so the same holds for its packages",
         "use qfuse.compile; or pass freezing in its options, under torch.no_grad()",
+        Affects.INDUCTOR,
     )
     if _release(target.torch_version) >= PATTERNS_IN_TORCHAO:
         yield Finding(
@@ -325,6 +347,7 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
             "import it does not fuse, and importing it overwrites what was set in Inductor's "
             "pre_grad_custom_pass",
             "use qfuse.compile; or import the quantizer first and set your own pass after it",
+            Affects.INDUCTOR,
         )
     if seen.pre_grad_pass is not None:
         yield Finding(
@@ -333,6 +356,7 @@ def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
             f"torch._inductor.config.pre_grad_custom_pass is {seen.pre_grad_pass}; importing "
             "torchao's x86 quantizer overwrites it",
             "if it is your own pass, set it again after that import, as a list of both",
+            Affects.INDUCTOR,
         )
 
 

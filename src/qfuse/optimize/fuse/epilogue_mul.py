@@ -58,7 +58,11 @@ class FuseMul(Rule[MulSite]):
         a = arguments(node)
         if is_call(node, aten.div.Tensor):
             factor = _reciprocal(node, a["other"])
-            return factor if isinstance(factor, Miss) else self._match_side(node, a["self"], factor)
+            if isinstance(factor, Miss):
+                # The divisor matters only if the quotient is one of a fused op.
+                product = open_product(a["self"], node)
+                return product if isinstance(product, Miss) else factor
+            return self._match_side(node, a["self"], factor)
         first = self._match_side(node, a["self"], a["other"])
         if not isinstance(first, Miss):
             return first

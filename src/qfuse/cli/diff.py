@@ -1,0 +1,51 @@
+"""``qfuse diff``: compare two reports that were written as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from qfuse.ir.errors import OptionsError
+from qfuse.report import Report
+from qfuse.report.diff import FACTOR, diff_reports
+
+_WORSE, _BAD_INPUT = 1, 2
+
+
+@click.command("diff")
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option(
+    "--factor",
+    type=click.FloatRange(min=1.0),
+    default=FACTOR,
+    show_default=True,
+    help="how much slower predictions may get",
+)
+@click.option("--json", "as_json", is_flag=True, help="print the difference as JSON")
+def diff_command(before: Path, after: Path, factor: float, as_json: bool) -> None:
+    """Compare two JSON reports; exit with 1 if the second is worse, with 2 on bad input."""
+    try:
+        found = diff_reports(_read(before), _read(after), factor)
+    except OptionsError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(_BAD_INPUT)
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    sys.exit(_WORSE if found.regressions else 0)
+
+
+def _read(path: Path) -> Report:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise OptionsError(
+            f"{path} cannot be read: {error.strerror or error}",
+            fix="write it with `qfuse explain MODEL --json FILE`",
+        ) from error
+    try:
+        return Report.from_json(text)
+    except OptionsError as error:
+        raise OptionsError(error.what, where=str(path), fix=error.fix) from error

@@ -1,0 +1,217 @@
+"""All suggestions; the first that answers a cause is shown.
+
+Each one has an entry in docs/report.md, and an example in tests/report/advice that follows it and
+sees the op fused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qfuse.ir.events import MissCode
+from qfuse.report.advice.advice import OF_A_MODULE, Advice, Cause
+
+_QUANTIZED = (
+    Advice(
+        "quantize-weight",
+        "quantize it: quantize_(model, Int8DynamicActivationInt8WeightConfig())",
+        (MissCode.NOT_QUANTIZED,),
+        f"^the weight is not quantized; {OF_A_MODULE}",
+    ),
+    Advice(
+        "quantize-parameter",
+        "make it the weight of an nn.Linear or a convolution, and quantize that",
+        (MissCode.NOT_QUANTIZED,),
+        "^the weight is not quantized; $",
+    ),
+    Advice(
+        "quantize-both",
+        "quantize the weight too, with scales that are constants",
+        (MissCode.NOT_QUANTIZED,),
+        "the activation is quantized but the weight is",
+    ),
+    Advice(
+        "constant-weight",
+        "make the weight a buffer: quantize it before exporting the model",
+        (MissCode.NOT_CONSTANT,),
+        "the weight is computed at run time",
+    ),
+)
+
+_WRITTEN_OUT = (
+    Advice(
+        "round-to-nearest",
+        "round to the nearest integer: torch.round(x / scale)",
+        (MissCode.PATTERN,),
+        r"aten\.round.* found aten\.(floor|ceil|trunc)",
+    ),
+    Advice(
+        "clamp-before-cast",
+        "clamp before the cast: torch.clamp(torch.round(x / scale), -128, 127)",
+        (MissCode.RANGE,),
+        "before the cast to 8 bits.*the cast is undefined",
+        "quantize-chain",
+    ),
+    Advice(
+        "clamp-to-the-range",
+        "clamp to a range of the type: -128 to 127, -127 to 127, or 0 to 255",
+        (MissCode.RANGE,),
+        "the clamp .* is not a range of",
+    ),
+    Advice(
+        "integer-zero-point",
+        "round the zero point to an integer when choosing the parameters",
+        (MissCode.ZERO_POINT,),
+        "the zero point is not an integer",
+    ),
+    Advice(
+        "least-scale",
+        "give the maximum a least value: x.abs().amax(...).clamp(min=1e-12)",
+        (MissCode.PATTERN,),
+        "has no least value",
+        "choose-chain",
+    ),
+    Advice(
+        "scale-of-the-range",
+        "divide the maximum by the largest quantized value: 127 for int8",
+        (MissCode.RANGE,),
+        "the scale divides by",
+        "choose-chain",
+    ),
+    Advice(
+        "integer-operands",
+        "quantize both operands to int8 or uint8 before the integer product",
+        (MissCode.DTYPE,),
+        "expected int8 or uint8 for",
+        "fuse-int-product",
+    ),
+)
+
+_SCALES = (
+    Advice(
+        "one-scale-for-parts",
+        "quantize all parts of the concatenation with the same scale",
+        (MissCode.GRANULARITY,),
+        "the parts have different scales",
+    ),
+    Advice(
+        "one-quantize",
+        "quantize the result once: the same scale and zero point for all users",
+        (MissCode.SHARED,),
+        r"own result is also used by qfuse\.quantize",
+    ),
+    Advice(
+        "same-scale-on-both-sides",
+        "use the same scale and zero point before and after",
+        (None, MissCode.PROFIT, MissCode.ORDER),
+        "it changes the parameters between two quantized ops",
+    ),
+)
+
+_OPS = (
+    Advice(
+        "leaky-relu",
+        "if it is a leaky ReLU, write torch.nn.functional.leaky_relu(x, slope)",
+        (MissCode.SHARED,),
+        r"own result is also used by aten\.maximum",
+    ),
+    Advice(
+        "squared-relu",
+        "write torch.relu(x) ** 2",
+        (MissCode.ARITHMETIC,),
+        "the square of a ReLU is NaN there",
+    ),
+    Advice(
+        "multiply-by-the-reciprocal",
+        "multiply by the reciprocal: x * (1 / number)",
+        (MissCode.ARGUMENT,),
+        "whose reciprocal is rounded",
+    ),
+    Advice(
+        "attention-in-parts",
+        "write matmul, softmax, quantize and matmul instead",
+        (None,),
+        "does not quantize the weights that it multiplies with the values",
+    ),
+    Advice(
+        "float-op-between",
+        "leave out the quantize and dequantize in front of it: it runs in float",
+        (None,),
+        "its float values are used by",
+        "^left",
+    ),
+)
+
+_KERNELS = (
+    Advice(
+        "own-kernels",
+        "leave out own_kernels=False (--no-own-kernels)",
+        (MissCode.NO_KERNEL,),
+        "disabled by option",
+    ),
+    Advice(
+        "weight-scale-per-output",
+        "give the weight one scale per output feature (its axis 0)",
+        (MissCode.NO_KERNEL,),
+        "the weight's scales run along the input features",
+    ),
+    Advice(
+        "activation-scale-per-row",
+        "give the activation one scale for all of it, or one per row",
+        (MissCode.NO_KERNEL,),
+        "the activation is scaled in blocks",
+    ),
+    Advice(
+        "activation-of-8-bits",
+        "quantize the activation to int8 or uint8",
+        (MissCode.NO_KERNEL,),
+        "the activation is stored as",
+    ),
+    Advice(
+        "float32",
+        "compute in float32: model.float(), and float32 inputs",
+        (MissCode.NO_KERNEL,),
+        "is computed in float64",
+    ),
+    Advice(
+        "build-kernels",
+        "run `qfuse build-kernels`: it builds them, or says what is missing",
+        (None,),
+        "qfuse's own kernels are not available",
+    ),
+)
+
+_SETTINGS = (
+    Advice(
+        "switched-on",
+        "leave out without=[...] (--without), if it names this rule",
+        (MissCode.BANNED,),
+        "it is switched off",
+    ),
+    Advice(
+        "assumed-equality",
+        'use real tensors, or equality="assumed"',
+        (MissCode.NO_VALUES,),
+    ),
+)
+
+ADVICE: tuple[Advice, ...] = (
+    *_QUANTIZED,
+    *_WRITTEN_OUT,
+    *_SCALES,
+    *_OPS,
+    *_KERNELS,
+    *_SETTINGS,
+)
+
+NEEDS_NONE: Mapping[MissCode, str] = {
+    MissCode.AXIS: "a split, a merge or a sum runs along another axis, which the model needs",
+    MissCode.SHAPE: "the shapes are those of the model",
+    MissCode.PROFIT: "the rewrite is predicted to be slower, so nothing is lost",
+}
+"""Codes without a suggestion of their own, each with the reason."""
+
+
+def advice_for(cause: Cause) -> Advice | None:
+    """Return the suggestion for a cause, if there is one that helps."""
+    return next((advice for advice in ADVICE if advice.answers(cause)), None)

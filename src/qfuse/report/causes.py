@@ -1,0 +1,141 @@
+"""The reasons why products, quantizes and dequantizes run as they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
+from qfuse.report.advice import OF_A_MODULE, Cause, advice_for
+from qfuse.report.misses import closest, explains_input
+from qfuse.report.work import kernels_of, seconds_of
+
+
+class Causes:
+    """Matches what was not fused with the reasons."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self._events = events
+        self._kernels = kernels_of(events)
+        self._misses = closest(e for e in events if isinstance(e, Missed))
+        self._estimates = {e.place.node: e for e in events if isinstance(e, Estimated)}
+        self._lowered = {e.place.node: e for e in events if isinstance(e, Lowered)}
+        self._left = {e.place.node: e for e in events if isinstance(e, Left)}
+        self._warned = {
+            e.place.node: e for e in events if isinstance(e, Noted) and e.warn and e.place
+        }
+        self._dequantized = {
+            e.place.source
+            for e in self._left.values()
+            if e.place.op.endswith(".dequantize") and e.place.source and not e.needed
+        }
+        self._explained: set[str] = set()
+
+    def all(self) -> Iterator[tuple[Cause, Place, float | None]]:
+        """Yield every cause with its place and its predicted cost."""
+        for estimate in self._estimates.values():
+            found = self._product(estimate)
+            if found is not None:
+                yield found
+        for left in self._left.values():
+            if left.place.node not in self._explained and self._is_waste(left):
+                yield self._quantize(left)
+        for note in self._warned.values():
+            assert note.place is not None, "only notes with a place are kept"
+            if note.place.node not in self._explained:
+                yield Cause(None, "import", note.text), note.place, None
+        for node, miss in self._misses.items():
+            if node not in self._explained and (explains_input(miss) or advice_for(_missed(miss))):
+                yield _missed(miss), miss.anchor, None
+
+    def unquantized(self) -> Iterator[tuple[Cause, Place]]:
+        """Yield the quantized ops that run in float, and not because that is faster."""
+        explained: set[str] = set()
+        for product in self._estimates.values():
+            lowered = self._lowered.get(product.place.node)
+            stray = {name for name in product.upstream if self._is_stray(name)}
+            if product.int8_seconds is None or product.place.node in self._kernels:
+                continue
+            explained |= stray
+            if lowered.failed if lowered is not None else stray and not self._pays(product.place):
+                yield self._why(product, lowered), product.place
+        for left in self._left.values():
+            known = left.needed or left.place.node in explained
+            if not known and not self._pays(left.place):
+                yield self._quantize(left)[:2]
+        for note in self._warned.values():
+            assert note.place is not None, "only notes with a place are kept"
+            if note.stage == "normalize":
+                yield Cause(None, "import", note.text), note.place
+
+    def _is_waste(self, left: Left) -> bool:
+        """Whether the op is left and not needed; a quantize goes with its dequantize."""
+        op = left.place.op
+        if op.endswith(".requantize"):
+            return True
+        alone = not op.endswith(".quantize") or left.place.source not in self._dequantized
+        return not left.needed and alone
+
+    def _is_stray(self, name: str) -> bool:
+        return name in self._left and not self._left[name].needed
+
+    def _pays(self, place: Place) -> bool:
+        """Whether a rule was legal there and did not pay."""
+        miss = self._misses.get(place.node)
+        return miss is not None and miss.code is MissCode.PROFIT
+
+    def _product(self, product: Estimated) -> tuple[Cause, Place, float | None] | None:
+        """Return why a product does not run on a quantized kernel, if that costs something."""
+        node = product.place.node
+        lowered = self._lowered.get(node)
+        kernel = self._kernels.get(node)
+        if product.int8_seconds is None or (kernel is not None and not kernel.dequantized):
+            return None
+        upstream = [name for name in product.upstream if name in self._left]
+        passes = sum(self._estimates[name].float_seconds for name in upstream)
+        cost = seconds_of(product, kernel) + passes - product.int8_seconds
+        self._explained.update(upstream, product.upstream)
+        # The cost model prefers float here, so nothing is lost.
+        chosen = lowered is not None and not (lowered.failed or lowered.dequantized)
+        if cost <= 0 or chosen:
+            return None
+        return self._why(product, lowered), product.place, cost
+
+    def _why(self, product: Estimated, lowered: Lowered | None) -> Cause:
+        if lowered is not None:
+            # Kernels are asked in the order of the registry, the most general one first. One that
+            # was asked twice was asked about the quantized activation first, which is listed last.
+            losers = dict(lowered.losers)
+            tried, reason = next(iter(losers.items()), (lowered.kernel, lowered.why))
+            return Cause(MissCode.NO_KERNEL, tried, reason)
+        for name in product.upstream:
+            if name in self._warned:
+                return Cause(None, "import", self._warned[name].text)
+        own = self._misses.get(product.place.node)
+        inputs = [self._misses[name] for name in product.upstream if name in self._misses]
+        inputs = [miss for miss in inputs if explains_input(miss)]
+        # A weight that is computed by a chain that was not recognized only looks like a float.
+        if inputs and (own is None or own.code is MissCode.NOT_QUANTIZED):
+            return _missed(max(inputs, key=lambda miss: miss.progress))
+        if own is not None:
+            return _missed(own)
+        for name in product.upstream:
+            if self._is_stray(name):
+                op = self._left[name].place.op.rpartition(".")[2]
+                return Cause(None, f"left {op}", self._left[name].reason)
+        return Cause(MissCode.NOT_QUANTIZED, product.place.op, "it computes in float")
+
+    def _quantize(self, left: Left) -> tuple[Cause, Place, float | None]:
+        estimate = self._estimates.get(left.place.node)
+        seconds = None if estimate is None else estimate.float_seconds
+        miss = self._misses.get(left.place.node)
+        op = left.place.op.rpartition(".")[2]
+        if miss is None:
+            return Cause(None, f"left {op}", left.reason), left.place, seconds
+        return Cause(miss.code, miss.rule, miss.reason, left.reason), left.place, seconds
+
+
+def _missed(miss: Missed) -> Cause:
+    # A module `layers.0` has its weight as the constant `layers_0_weight`.
+    weight = f"{miss.anchor.module.replace('.', '_')}_weight"
+    own = miss.at.op == "get_attr" and miss.at.node.lstrip("_") == weight
+    return Cause(miss.code, miss.rule, miss.reason, OF_A_MODULE if own else "")

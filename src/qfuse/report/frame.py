@@ -1,0 +1,52 @@
+"""The report as a data frame."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+from qfuse.ir.errors import OptionsError
+from qfuse.ir.events import Estimated, Event, Left, Lowered
+
+COLUMNS = (
+    *("node", "op", "module", "source", "kind", "kernel", "what", "reason"),
+    *("predicted_seconds", "float_seconds", "multiply_adds"),
+)
+"""The columns of the frame."""
+
+
+def frame_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return one row per lowered op (``lowered``) and per quantize or dequantize (``left``)."""
+    known = list(events)
+    estimates = {e.place.node: e for e in known if isinstance(e, Estimated)}
+    return [
+        dict(zip(COLUMNS, _values(event, estimates.get(event.place.node)), strict=True))
+        for event in known
+        if isinstance(event, (Lowered, Left))
+    ]
+
+
+def _values(event: Lowered | Left, estimate: Estimated | None) -> tuple[Any, ...]:
+    place, kind = event.place, type(event).__name__.lower()
+    seconds = None if estimate is None else estimate.float_seconds
+    size = 0 if estimate is None else estimate.multiply_adds
+    head = (place.node, place.op, place.module, place.source, kind)
+    if isinstance(event, Lowered):
+        return (*head, event.kernel, event.what, event.why, event.predicted, seconds, size)
+    return (*head, "", "", event.reason, seconds, seconds, size)
+
+
+def to_frame(events: Iterable[Event]) -> Any:
+    """Return the rows as a ``pandas.DataFrame``.
+
+    Raises:
+        OptionsError: pandas is not installed.
+    """
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise OptionsError(
+            "to_dataframe needs pandas, which is not installed", fix="pip install pandas"
+        ) from error
+    return pandas.DataFrame(frame_rows(events), columns=list(COLUMNS))

@@ -1,0 +1,59 @@
+"""What stands at the top of the page: the verdict, and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from qfuse.report.screen import first_screen
+
+if TYPE_CHECKING:
+    from qfuse.report.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class ToDo:
+    """One thing to do.
+
+    Attributes:
+        do: What to change, or "".
+        why: The reason.
+        seconds: Predicted seconds per call that it costs; ``None`` if unknown.
+        place: Path of the module of its first place, or "".
+        nodes: Names of the nodes that it is about.
+    """
+
+    do: str
+    why: str
+    seconds: float | None
+    place: str
+    nodes: tuple[str, ...]
+
+
+def verdict(report: Report) -> str:
+    """Return in one line what was achieved."""
+    return next(first_screen(report)).plain
+
+
+def all_to_do(report: Report) -> tuple[ToDo, ...]:
+    """Return everything to do, the most expensive first."""
+    return tuple(
+        ToDo(
+            "" if action.advice is None else action.advice.do,
+            f"{action.tried}: {action.reason}",
+            action.seconds,
+            action.places[0].module if action.places else "",
+            tuple(place.node for place in action.places),
+        )
+        for action in report.actions
+    )
+
+
+def suggestions(items: tuple[ToDo, ...]) -> dict[str, str]:
+    """Return what to do by name of the node."""
+    return {node: item.do for item in reversed(items) for node in item.nodes if item.do}
+
+
+def facts(report: Report) -> list[list[str]]:
+    """Return the facts about the compilation, as pairs of texts."""
+    return [[name, text] for name, text in report.facts.rows().items()]

@@ -1,0 +1,93 @@
+"""The multiply-adds of every kind of product, as the report counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import qfuse
+from qfuse.ir.events import Estimated
+from qfuse.targets import Target
+
+Forward = Callable[..., torch.Tensor]
+
+
+class Call(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self._forward = forward
+
+    def forward(self, *args: torch.Tensor) -> torch.Tensor:
+        return self._forward(*args)
+
+
+def products(model: nn.Module, *inputs: torch.Tensor, dynamic: object = None) -> list[Estimated]:
+    report = qfuse.explain(
+        model.eval(), inputs, target=Target.for_testing(), dynamic_shapes=dynamic
+    )
+    found = [e for e in report.events if isinstance(e, Estimated)]
+    return [e for e in found if e.int8_seconds is not None]
+
+
+X = (2, 8, 10, 10)
+IMAGE = 2 * 10 * 10
+
+
+@pytest.mark.parametrize(
+    ("model", "shapes", "expected"),
+    [
+        (nn.Linear(16, 24), [(3, 5, 16)], 3 * 5 * 16 * 24),
+        (nn.Conv2d(8, 12, 3, padding=1), [X], IMAGE * 12 * 8 * 9),
+        (nn.Conv2d(8, 12, 3, padding=1, groups=4), [X], IMAGE * 12 * 2 * 9),
+        (nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8), [X], 2 * 25 * 8 * 9),
+        (nn.ConvTranspose2d(8, 12, 2, stride=2), [X], IMAGE * 8 * 12 * 4),
+        (Call(torch.matmul), [(4, 3, 5, 6), (4, 1, 6, 7)], 4 * 3 * 5 * 6 * 7),
+        (
+            Call(F.scaled_dot_product_attention),
+            [(2, 4, 6, 8), (2, 4, 10, 8), (2, 4, 10, 8)],
+            2 * (2 * 4 * 6 * 10 * 8),
+        ),
+    ],
+    ids=["linear", "convolution", "groups", "depthwise", "transposed", "matmul", "attention"],
+)
+def test_multiply_adds(model: nn.Module, shapes: list[tuple[int, ...]], expected: int) -> None:
+    (product,) = products(model, *(torch.randn(shape) for shape in shapes))
+
+    assert product.multiply_adds == expected
+    assert product.float_seconds > 0
+
+
+def test_a_dynamic_size_counts_as_it_was_traced() -> None:
+    batch = {"input": {0: torch.export.Dim("batch", min=1, max=64)}}
+    (product,) = products(nn.Linear(16, 24), torch.randn(7, 16), dynamic=batch)
+
+    assert product.multiply_adds == 7 * 16 * 24
+
+
+def test_the_same_operand_twice_is_attention_too() -> None:
+    model = Call(lambda x: F.scaled_dot_product_attention(x, x, x))
+    (product,) = products(model, torch.randn(2, 4, 6, 8))
+
+    assert product.multiply_adds == 2 * (2 * 4 * 6 * 6 * 8)
+
+
+def test_a_large_product_is_faster_on_integers() -> None:
+    (large,) = products(nn.Linear(512, 512), torch.randn(128, 512))
+
+    assert large.int8_seconds is not None
+    assert large.int8_seconds < large.float_seconds
+
+
+def test_operands_are_traced_up_to_the_next_product() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+    first, second = products(model, torch.randn(4, 16))
+
+    assert first.upstream == ()
+    assert any("tanh" in name for name in second.upstream)
+    assert first.place.node not in second.upstream

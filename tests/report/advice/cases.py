@@ -1,0 +1,334 @@
+"""Small models with one problem each, and the same models with the suggestion followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.ao.quantization.fx._decomposed
+import torch.nn.functional as F
+from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+from qfuse.ir.events import MissCode
+
+SIZE = 256
+_PT2E = torch.ops.quantized_decomposed
+
+Forward = Callable[..., Any]
+
+
+class Weighted(nn.Module):
+    """A model of one function, with an int8 weight ``w``, its scales ``s`` and a float one ``f``."""
+
+    w: torch.Tensor
+    f: torch.Tensor
+    s: torch.Tensor
+    z: torch.Tensor
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shape = (SIZE, SIZE)
+        weight = torch.randint(-127, 127, shape, generator=generator).to(torch.int8)
+        self.register_buffer("w", weight)
+        self.register_buffer("f", torch.randn(shape, generator=generator))
+        self.register_buffer("s", torch.rand(SIZE, generator=generator) * 0.01 + 0.001)
+        self.register_buffer("z", torch.zeros(SIZE, dtype=torch.int64))
+        self._forward = forward
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self._forward(self, *args)
+
+
+def weight(m: Weighted, axis: int = 0) -> torch.Tensor:
+    """The weight, quantized by PT2E with one scale per index of an axis."""
+    args = (m.w, m.s, m.z, axis, -128, 127, torch.int8)
+    made: torch.Tensor = _PT2E.dequantize_per_channel(*args)
+    return made
+
+
+def by_hand(m: Weighted) -> torch.Tensor:
+    """The weight, dequantized by hand."""
+    made: torch.Tensor = m.w.float() * m.s[:, None]
+    return made
+
+
+def static(x: torch.Tensor, scale: float = 0.05, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    """Quantize and dequantize as PT2E does, with one scale."""
+    info = torch.iinfo(dtype)
+    args = (scale, 0, info.min, info.max, dtype)
+    made: torch.Tensor = _PT2E.dequantize_per_tensor(_PT2E.quantize_per_tensor(x, *args), *args)
+    return made
+
+
+def rounded(x: torch.Tensor, low: int = -128, high: int = 127) -> torch.Tensor:
+    """Quantize and dequantize by hand."""
+    return torch.clamp(torch.round(x / 0.05), low, high).to(torch.int8).float() * 0.05
+
+
+def dynamic(x: torch.Tensor, divisor: float = 127.0, least: float | None = 1e-12) -> torch.Tensor:
+    """Quantize and dequantize by hand, with a scale per row."""
+    most = x.abs().amax(-1, keepdim=True)
+    scale = (most if least is None else most.clamp(min=least)) / divisor
+    return torch.clamp(torch.round(x / scale), -127, 127).to(torch.int8).float() * scale
+
+
+def linear(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+    """A linear whose operands are quantized by PT2E."""
+    return F.linear(static(x), weight(m))
+
+
+def heads(x: torch.Tensor) -> torch.Tensor:
+    """An operand of attention: batch, heads, positions, features."""
+    return static(x.view(1, 4, 16, SIZE))
+
+
+def in_parts(x: torch.Tensor) -> torch.Tensor:
+    """Attention by ops that quantize everything that is multiplied."""
+    scores = heads(x) @ heads(x).transpose(-1, -2) / SIZE**0.5
+    return static(torch.softmax(scores, -1), 1 / 127) @ heads(x)
+
+
+def per_feature(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+    """Quantize and dequantize with one scale per feature of the input."""
+    args = (m.s, m.z, 1, -128, 127, torch.int8)
+    made: torch.Tensor = _PT2E.dequantize_per_channel(_PT2E.quantize_per_channel(x, *args), *args)
+    return made
+
+
+def quantized(model: nn.Module) -> nn.Module:
+    """Quantize the linears of a model with torchao."""
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    return model
+
+
+def one_linear() -> nn.Module:
+    """A float model."""
+    return nn.Sequential(nn.Linear(SIZE, SIZE)).eval()
+
+
+def activations(count: int = 1, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """Random activations of 64 rows."""
+    return tuple(torch.randn(64, SIZE, dtype=dtype) for _ in range(count))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, and what remains of it when the suggestion is followed.
+
+    Attributes:
+        advice: Name of the suggestion.
+        code: Code of the miss; ``None`` for an op that was left.
+        problem: Makes the model with the problem.
+        solution: Makes the model that follows the suggestion.
+        inputs: Makes the inputs of the model with the problem.
+        better: Makes those of the other; the same if ``None``.
+        options: Options that are the problem.
+    """
+
+    advice: str
+    code: MissCode | None
+    problem: Callable[[], nn.Module]
+    solution: Callable[[], nn.Module]
+    inputs: Callable[[], tuple[torch.Tensor, ...]] = activations
+    better: Callable[[], tuple[torch.Tensor, ...]] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _case(advice: str, code: MissCode | None, problem: Forward, solution: Forward) -> Case:
+    return Case(advice, code, lambda: Weighted(problem), lambda: Weighted(solution))
+
+
+def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
+    return torch.mm(q.to(torch.int32), m.w.to(torch.int32).t()).float() * 0.01
+
+
+def _twice(second: float) -> Forward:
+    """Two quantized users of one linear."""
+
+    def forward(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+        y = linear(m, x)
+        return F.linear(static(y), weight(m)) * F.linear(static(y, second), weight(m))
+
+    return forward
+
+
+def _then(op: Callable[[torch.Tensor], torch.Tensor]) -> Forward:
+    """An op between two linears."""
+    return lambda m, x: F.linear(static(op(linear(m, x)), 0.5), weight(m))
+
+
+def _joined(second: float) -> Forward:
+    """A concatenation of a linear's result and the input."""
+
+    def forward(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+        parts = [static(linear(m, x), 0.05), static(x, second)]
+        return F.linear(torch.cat(parts), weight(m))
+
+    return forward
+
+
+def _moved(inner: float, outer: float) -> Forward:
+    """A linear, quantized twice in a row."""
+    return lambda m, x: F.linear(static(static(linear(m, x), inner), outer), weight(m))
+
+
+def _run_time(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+    moved = m.w + x.to(torch.int8)[0, 0]
+    made = _PT2E.dequantize_per_channel(moved, m.s, m.z, 0, -128, 127, torch.int8)
+    return F.linear(x, made)
+
+
+def _doubled(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(static(x.float()).double(), m.w.double() * m.s.double()[:, None])
+
+
+CASES = (
+    Case("quantize-weight", MissCode.NOT_QUANTIZED, one_linear, lambda: quantized(one_linear())),
+    Case(
+        "quantize-parameter",
+        MissCode.NOT_QUANTIZED,
+        lambda: Weighted(lambda m, x: F.linear(x, m.f)),
+        lambda: quantized(one_linear()),
+    ),
+    _case(
+        "quantize-both",
+        MissCode.NOT_QUANTIZED,
+        lambda m, x: F.linear(static(x), m.w.float() * (x.mean() * m.s[:, None])),
+        linear,
+    ),
+    _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
+    _case(
+        "round-to-nearest",
+        MissCode.PATTERN,
+        lambda m, x: F.linear(
+            torch.clamp(torch.floor(x / 0.05), -128, 127).to(torch.int8).float() * 0.05, by_hand(m)
+        ),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "clamp-before-cast",
+        MissCode.RANGE,
+        lambda m, x: F.linear(torch.round(x / 0.05).to(torch.int8).float() * 0.05, by_hand(m)),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "clamp-to-the-range",
+        MissCode.RANGE,
+        lambda m, x: F.linear(rounded(x, -200), by_hand(m)),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "integer-zero-point",
+        MissCode.ZERO_POINT,
+        lambda m, x: F.linear(
+            (torch.clamp(torch.round(x / 0.05) + 3, -128, 127).to(torch.int8).float() - 2.5) * 0.05,
+            by_hand(m),
+        ),
+        lambda m, x: F.linear(
+            (torch.clamp(torch.round(x / 0.05) + 3, -128, 127).to(torch.int8).float() - 3) * 0.05,
+            by_hand(m),
+        ),
+    ),
+    _case(
+        "least-scale",
+        MissCode.PATTERN,
+        lambda m, x: F.linear(dynamic(x, least=None), by_hand(m)),
+        lambda m, x: F.linear(dynamic(x), by_hand(m)),
+    ),
+    _case(
+        "scale-of-the-range",
+        MissCode.RANGE,
+        lambda m, x: F.linear(dynamic(x, 128.0), by_hand(m)),
+        lambda m, x: F.linear(dynamic(x), by_hand(m)),
+    ),
+    _case(
+        "integer-operands",
+        MissCode.DTYPE,
+        _integers,
+        lambda m, x: _integers(m, torch.clamp(torch.round(x / 0.05), -128, 127).to(torch.int8)),
+    ),
+    _case("one-scale-for-parts", MissCode.GRANULARITY, _joined(0.06), _joined(0.05)),
+    _case("one-quantize", MissCode.SHARED, _twice(0.06), _twice(0.05)),
+    _case("same-scale-on-both-sides", None, _moved(0.05, 0.07), _moved(0.05, 0.05)),
+    _case(
+        "same-scale-on-both-sides",
+        MissCode.ORDER,
+        lambda m, x: F.linear(static(static(linear(m, x), 0.05)[:32], 0.07), weight(m)),
+        lambda m, x: F.linear(static(static(linear(m, x), 0.05)[:32], 0.05), weight(m)),
+    ),
+    _case(
+        "leaky-relu",
+        MissCode.SHARED,
+        _then(lambda y: torch.maximum(y, 0.1 * y)),
+        _then(lambda y: F.leaky_relu(y, 0.1)),
+    ),
+    _case(
+        "squared-relu",
+        MissCode.ARITHMETIC,
+        _then(lambda y: torch.where(y > 0, y * y, 0.0)),
+        _then(lambda y: torch.relu(y) ** 2),
+    ),
+    _case(
+        "multiply-by-the-reciprocal",
+        MissCode.ARGUMENT,
+        _then(lambda y: torch.relu(y) / 0.7),
+        _then(lambda y: torch.relu(y) * (1 / 0.7)),
+    ),
+    _case(
+        "attention-in-parts",
+        None,
+        lambda _, x: F.scaled_dot_product_attention(heads(x), heads(x), heads(x)),
+        lambda _, x: in_parts(x),
+    ),
+    _case(
+        "float-op-between",
+        None,
+        lambda m, x: torch.sin(static(linear(m, x), 0.5)),
+        lambda m, x: torch.sin(linear(m, x)),
+    ),
+    Case(
+        "own-kernels",
+        MissCode.NO_KERNEL,
+        lambda: Weighted(lambda m, x: F.linear(static(x, dtype=torch.uint8), weight(m))),
+        lambda: Weighted(lambda m, x: F.linear(static(x, dtype=torch.uint8), weight(m))),
+        options={"own_kernels": False},
+    ),
+    _case(
+        "weight-scale-per-output",
+        MissCode.NO_KERNEL,
+        lambda m, x: F.linear(static(x), weight(m, axis=1)),
+        linear,
+    ),
+    _case(
+        "activation-scale-per-row",
+        MissCode.NO_KERNEL,
+        lambda m, x: F.linear(per_feature(m, x), weight(m)),
+        linear,
+    ),
+    _case(
+        "activation-of-8-bits",
+        MissCode.NO_KERNEL,
+        lambda m, x: F.linear(static(x, 0.001, torch.int16), weight(m)),
+        linear,
+    ),
+    Case(
+        "float32",
+        MissCode.NO_KERNEL,
+        lambda: Weighted(_doubled),
+        lambda: Weighted(linear),
+        lambda: activations(dtype=torch.float64),
+        activations,
+    ),
+    Case(
+        "switched-on",
+        MissCode.BANNED,
+        lambda: Weighted(linear),
+        lambda: Weighted(linear),
+        options={"without": ["fuse-linear"]},
+    ),
+)
+"""The suggestions about a model. Those about the installation have tests of their own."""

@@ -1,0 +1,154 @@
+"""The report as JSON: what is written is described by a schema, and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.docs.test_tour import WRITE_VARIABLE
+from torch import nn
+
+import qfuse
+from qfuse.ir import events
+from qfuse.ir.errors import OptionsError
+from qfuse.ir.events import Checked, Event, Exactness, Lowered, MissCode, Missed, Place
+from qfuse.report import Report
+from qfuse.report.data import KINDS, SCHEMA, json_schema
+from qfuse.report.facts import ClaimFacts, Facts, TargetFacts
+from qfuse.targets import Target
+
+SCHEMA_FILE = Path(qfuse.__file__).parent / "report" / "schema.json"
+PLACE = Place("linear", "aten.linear", "model.py:1: y = f(x)", "layers.0")
+FACTS = Facts(
+    torch_version="2.13.0",
+    created="2026-01-31T12:00:00Z",
+    model="Model",
+    target=TargetFacts("CPU", "x86_64", "AVX512", ("avx2",), 2),
+    check="site",
+    capture_seconds=1.5,
+    constant_bytes=12,
+    claims=(ClaimFacts("acme", 3, Exactness.LOSSY, used=False),),
+)
+
+
+def explained() -> Report:
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).eval()
+    return qfuse.explain(model, (torch.randn(4, 64),), target=Target.for_testing())
+
+
+def changed(**values: Any) -> str:
+    return json.dumps({**json.loads(Report((), FACTS).to_json()), **values})
+
+
+def test_a_report_comes_back_from_its_json() -> None:
+    report = explained()
+    again = Report.from_json(report.to_json())
+
+    assert again == report
+    assert again.text(verbose=True) == report.text(verbose=True)
+
+
+def test_numbers_that_json_lacks_come_back() -> None:
+    check = Checked("check", "model", False, Exactness.EXACT, float("inf"), 0.0, "differs")
+    text = Report((check,), FACTS).to_json()
+
+    assert "Infinity" not in text
+    assert Report.from_json(text) == Report((check,), FACTS)
+
+
+def test_every_kind_of_event_has_a_name() -> None:
+    kinds = {
+        kind
+        for kind in vars(events).values()
+        if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+    }
+    assert set(KINDS.values()) == kinds
+
+
+def test_what_is_written_has_the_fields_of_the_schema() -> None:
+    schema = json_schema()
+    data = json.loads(explained().to_json())
+
+    assert set(schema["properties"]) <= set(data)
+    assert set(data["facts"]) == set(schema["$defs"]["Facts"]["properties"])
+    names = {name: kind.__name__ for name, kind in KINDS.items()}
+    for event in data["events"]:
+        assert set(event) == set(schema["$defs"][names[event["kind"]]]["properties"])
+
+
+def test_the_schema_of_this_version_does_not_change() -> None:
+    """Removing or renaming a field takes a new version; adding one is written to the file."""
+    made = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
+    if os.environ.get(WRITE_VARIABLE):
+        SCHEMA_FILE.write_text(made, encoding="utf-8")
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == made
+
+
+def test_facts_are_numbers_with_units_in_their_names() -> None:
+    facts = explained().facts
+
+    assert facts.model == "Sequential"
+    assert facts.plan_seconds is not None
+    assert facts.plan_seconds > 0
+    assert facts.compile_seconds is None
+    assert facts.constant_bytes == 64 * 65 * 4
+    assert facts.target is not None
+    assert facts.target.threads == 2
+    assert facts.created.endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ("", "not JSON", "to_json"),
+        ('{"schema": ', "not JSON", "to_json"),
+        ("[1]", "not a report", "to_json"),
+        ('{"facts": {}}', "it has no schema", "to_json"),
+        ('{"schema": true}', "it has no schema", "to_json"),
+        (changed(schema=SCHEMA + 1), "schema 2, and this qfuse reads schema 1", "upgrade qfuse"),
+        (changed(schema=0), "schema 0", "make the report again"),
+        (changed(events=[{"kind": "surprise"}]), "damaged: events.0", "to_json"),
+        (changed(events=[{"kind": "left", "stage": "lower"}]), "events.0.left.place", "to_json"),
+        (changed(facts={"constant_bytes": "many"}), "facts.constant_bytes", "to_json"),
+    ],
+)
+def test_what_is_not_a_report_is_an_error_that_says_what_to_do(
+    text: str, what: str, fix: str
+) -> None:
+    with pytest.raises(OptionsError) as error:
+        Report.from_json(text)
+    assert what in error.value.what
+    assert fix in str(error.value.fix)
+
+
+def test_a_frame_has_a_row_per_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frame:
+        def __init__(self, rows: list[dict[str, Any]], columns: list[str]) -> None:
+            self.rows, self.columns = rows, columns
+
+    class Pandas:
+        DataFrame = Frame
+
+    monkeypatch.setitem(sys.modules, "pandas", Pandas)
+    lowered = Lowered("lower", PLACE, "kernel", "int8", 1e-6)
+    left = events.Left("lower", Place("q", "qfuse.quantize"), "because")
+    size = events.Estimated("lower", PLACE, 64, 2e-6, 1e-6)
+    miss = Missed("optimize", "rule", MissCode.SHAPE, "no", PLACE, PLACE)
+    frame = Report((size, lowered, left, miss), FACTS).to_dataframe()
+
+    assert [row["kind"] for row in frame.rows] == ["lowered", "left"]
+    assert frame.rows[0]["predicted_seconds"] == 1e-6
+    assert frame.rows[0]["multiply_adds"] == 64
+    assert frame.rows[1]["reason"] == "because"
+    assert set(frame.columns) == set(frame.rows[0])
+
+
+def test_a_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(OptionsError, match="pip install pandas"):
+        Report(()).to_dataframe()

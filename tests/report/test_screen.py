@@ -1,0 +1,178 @@
+"""The first screen fits a terminal and says what matters first."""
+
+from __future__ import annotations
+
+import torch
+from expecttest import assert_expected_inline
+from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+import qfuse
+from qfuse.ir.events import (
+    EXPAND,
+    Checked,
+    Estimated,
+    Event,
+    Exactness,
+    ExpandCause,
+    Left,
+    Lowered,
+    MissCode,
+    Missed,
+    Noted,
+    Place,
+    RolledBack,
+)
+from qfuse.report import Report
+from qfuse.report.facts import Facts, TargetFacts
+from qfuse.targets import Target
+
+FACTS = Facts(target=TargetFacts("CPU", "x86_64", "AVX512", (), 1))
+
+
+def place(name: str, op: str = "aten.linear") -> Place:
+    return Place(name, op, f"/src/model.py:{len(name)}: y = self.{name}(x)", f"layers.{name}")
+
+
+def product(name: str, multiply_adds: int = 100) -> tuple[Event, ...]:
+    """A float linear whose weight is not quantized."""
+    at = place(name)
+    return (
+        Missed("optimize", "fuse-linear", MissCode.NOT_QUANTIZED, f"{name} is not", at, at),
+        Estimated("lower", at, multiply_adds, multiply_adds * 1e-6, multiply_adds * 1e-7),
+    )
+
+
+def kernel(name: str, multiply_adds: int = 100, cause: ExpandCause | None = None) -> list[Event]:
+    at = place(name, "qfuse.linear")
+    size = Estimated("lower", at, multiply_adds, multiply_adds * 1e-6, multiply_adds * 1e-7)
+    losers = (("kernel-b", "the weight has a bad scale"), ("kernel-c", "predicted 7 us"))
+    if cause is None:
+        return [size, Lowered("lower", at, "kernel-a", f"op {name}", 2e-6, losers)]
+    why = "no kernel accepts it"
+    return [size, Lowered("lower", at, EXPAND, f"op {name}", None, losers, why, cause)]
+
+
+def test_it_fits_24_lines_of_80_columns() -> None:
+    long = "x" * 200
+    events: list[Event] = [
+        Checked("check", "model", True, Exactness.ROUNDING, 0.12, 8.0),
+        RolledBack("optimize", "rule", "rule@x", (place("r"),), long),
+        Noted("lower", f"qfuse's own kernels are not available: {long}", warn=True),
+        Left("lower", Place("q", "qfuse.quantize", f"/a/b.py:1: {long}", long), long),
+    ]
+    for index in range(9):
+        events += product(f"{'p' * index}{long}", 1000 + index)
+    lines = Report((*events, *kernel("k")), FACTS).text().splitlines()
+
+    assert len(lines) <= 23, "the prompt takes one more"
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith(f"{n}. ") for n in range(1, 9) for line in lines) == 5
+    assert "7 more with --verbose" in "\n".join(lines)
+
+
+def test_the_most_expensive_comes_first_and_equal_reasons_once() -> None:
+    twice = [e for name in ("ab", "cd") for e in product(name, 300)]
+    same = [
+        Missed(e.stage, e.rule, e.code, "same", e.anchor, e.at) if isinstance(e, Missed) else e
+        for e in twice
+    ]
+    report = Report((*product("cheap", 10), *same, *kernel("k", 1000)), FACTS)
+
+    assert_expected_inline(
+        report.text(),
+        """\
+1 of 4 products (62 % of MACs) quantized; predicted 0.61 ms, in float 1.61 ms
+
+To do, by what it costs here per call:
+1. 0.54 ms  fuse-linear: same (2 places)
+   model.py:2: y = self.ab(x)  [layers.ab]
+2. 9.0 us  fuse-linear: cheap is not
+   model.py:5: y = self.cheap(x)  [layers.cheap]
+With --verbose, or report.text(verbose=True): machine, versions, times, and
+   1 quantized op on 1 kernel, 0 expanded, each with its alternatives
+   3 nodes not fused, with the rule that came closest
+""",
+    )
+
+
+def test_a_sentence_that_many_rows_have_is_written_once() -> None:
+    events = [e for index in range(4) for e in kernel(f"k{index}")]
+    text = Report(tuple(events), FACTS).text(verbose=True)
+
+    assert text.count("the weight has a bad scale") == 1
+    assert text.count("kernel-b: [1]") == 4
+    assert text.count("kernel-c: predicted 7 us") == 4
+
+
+def test_an_op_that_only_lost_a_fusion_is_not_a_failure() -> None:
+    lost, failed = kernel("a", cause=ExpandCause.LOOPS), kernel("b", cause=ExpandCause.NO_KERNEL)
+    report = Report((*lost, *failed, *kernel("c", cause=ExpandCause.PROFIT)), FACTS)
+
+    assert [e.failed for e in report.expanded] == [False, True, False]
+    assert [action.places[0].node for action in report.actions] == ["b"]
+    (action,) = report.actions
+    assert (action.tried, action.reason) == ("kernel-b", "the weight has a bad scale")
+
+
+def test_what_costs_nothing_is_not_to_be_done() -> None:
+    at = place("small")
+    miss = Missed("optimize", "fuse-linear", MissCode.NOT_QUANTIZED, "not quantized", at, at)
+    report = Report((miss, Estimated("lower", at, 1, 1e-6, 2e-6)), FACTS)
+
+    assert report.actions == ()
+
+
+def test_a_chain_that_was_not_recognized_explains_its_linear() -> None:
+    chain = Place("chain", "aten._to_copy")
+    at = place("linear")
+    events = (
+        Missed("normalize", "quantize-chain", MissCode.PATTERN, "expected round", chain, chain, 5),
+        Missed("optimize", "fuse-linear", MissCode.NOT_QUANTIZED, "not quantized", at, at),
+        Estimated("lower", at, 100, 1e-4, 1e-5, ("mul", "chain")),
+    )
+    (action,) = Report(events, FACTS).actions
+
+    assert (action.tried, action.reason) == ("quantize-chain", "expected round")
+    assert action.places == (at,)
+    assert action.seconds is not None
+    assert abs(action.seconds - 9e-5) < 1e-9
+
+
+def test_a_real_model_names_the_users_line() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(256, 512), nn.Linear(512, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(self.up(x).relu())  # type: ignore[no-any-return]
+
+    model = Half().eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig(), filter_fn=lambda _, n: n == "up")
+    report = qfuse.explain(model, (torch.randn(64, 256),), target=Target.for_testing())
+    (action,) = report.actions
+
+    assert action.advice is not None
+    assert "return self.down(self.up(x).relu())" in report.text()
+    assert report.work is not None
+    assert report.work.quantized_products == 1
+    assert report.work.share == 0.5
+    assert report.work.multiply_adds == 2 * 64 * 256 * 512
+
+
+def test_places_with_another_suggestion_are_another_entry() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(256, 256)
+            self.weight = nn.Parameter(torch.randn(256, 256))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(self.up(x), self.weight)
+
+    report = qfuse.explain(Both().eval(), (torch.randn(64, 256),), target=Target.for_testing())
+    advice = [action.advice.name for action in report.actions if action.advice is not None]
+
+    assert sorted(advice) == ["quantize-parameter", "quantize-weight"]
+    assert {action.reason for action in report.actions} == {"the weight is not quantized"}

@@ -1,0 +1,87 @@
+"""With ``strict``, a quantized op that runs in float is an error with its line and what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.report.advice.cases import CASES, Weighted, activations, linear, static, weight
+
+import qfuse
+from qfuse.ir.errors import StrictError
+from qfuse.ir.events import Estimated, Left, MissCode, Missed, Place
+from qfuse.report import Report
+from qfuse.report.strict import require_quantized
+from qfuse.targets import Target
+
+# Problems with which every quantized op still runs on integers, or of which none is quantized.
+_FINE = {
+    *("quantize-weight", "quantize-parameter", "round-to-nearest", "clamp-before-cast"),
+    *("clamp-to-the-range", "least-scale", "scale-of-the-range", "integer-operands"),
+    *("one-quantize", "same-scale-on-both-sides", "leaky-relu", "squared-relu"),
+    *("multiply-by-the-reciprocal", "activation-scale-per-row", "activation-of-8-bits"),
+}
+
+
+def explain(model: torch.nn.Module, *inputs: torch.Tensor, **options: object) -> Report:
+    made: Report = qfuse.explain(
+        model, inputs, target=Target.for_testing(), options=options, strict=True
+    )
+    return made
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice)
+def test_strict_refuses_what_runs_in_float(case: object) -> None:
+    assert isinstance(case, type(CASES[0]))
+    explain(case.solution(), *(case.better or case.inputs)())
+    if case.advice in _FINE:
+        explain(case.problem(), *case.inputs(), **case.options)
+        return
+    with pytest.raises(StrictError) as error:
+        explain(case.problem(), *case.inputs(), **case.options)
+    assert "not run on a quantized kernel" in error.value.what
+    assert str(error.value.where)
+    assert error.value.fix
+
+
+def test_the_error_names_the_line_and_the_fix() -> None:
+    def forward(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(static(x), weight(m, axis=1))
+
+    with pytest.raises(StrictError) as error:
+        explain(Weighted(forward), *activations())
+    assert "1 quantized op does not run" in error.value.what
+    assert "qfuse.linear_w8a8: the weight's scales run along the input features" in error.value.what
+    assert "test_strict.py" in str(error.value.where)
+    assert "one scale per output feature" in str(error.value.fix)
+
+
+def test_compile_refuses_before_it_compiles() -> None:
+    steps: list[str] = []
+    with pytest.raises(StrictError):
+        qfuse.compile(
+            Weighted(lambda m, x: torch.sin(static(linear(m, x), 0.5))),
+            activations(),
+            target=Target.for_testing(),
+            options={"backend": "eager"},
+            progress=steps.append,
+            strict=True,
+        )
+    assert "compiling" not in " ".join(steps)
+
+
+def test_what_does_not_pay_is_no_error() -> None:
+    at, q = Place("linear", "aten.linear"), Place("dq", "qfuse.dequantize")
+    left = Left("lower", q, "its float values are used by aten.linear")
+    miss = Missed("optimize", "fuse-linear", MissCode.PROFIT, "it would cost 1 us", at, at, 1000)
+    size = Estimated("lower", at, 10, 1e-6, 2e-6, ("dq",))
+
+    require_quantized(Report((miss, size, left)))
+    with pytest.raises(StrictError):
+        require_quantized(Report((size, left)))
+
+
+def test_what_a_quantized_op_or_the_caller_needs_is_no_error() -> None:
+    report = explain(Weighted(lambda m, x: (linear(m, x), static(x))), *activations())
+
+    assert report.kernels.total() == 1

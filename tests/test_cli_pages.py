@@ -1,0 +1,77 @@
+"""The options of the command line that write a page, a trace or a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from qfuse.cli import main
+
+MODEL = "tests.test_cli_pages:model"
+EAGER = ("--backend=eager", "--no-own-kernels")
+
+
+def model() -> object:
+    import torch  # noqa: PLC0415 - this function is what the command line calls
+
+    from tests.support.graphs.reported_models import Blocks  # noqa: PLC0415
+
+    return Blocks(1).eval(), (torch.randn(3, 16),)
+
+
+def run(*args: str) -> Result:
+    """Run the command line in this process."""
+    return CliRunner().invoke(main, args)
+
+
+@pytest.mark.export
+def test_explain_writes_a_page_without_times(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run("explain", MODEL, *EAGER, f"--html={page}")
+
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert '"total":null' in text
+
+
+@pytest.mark.export
+def test_compile_writes_a_page_with_times_and_a_trace(tmp_path: Path) -> None:
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    result = run("compile", MODEL, *EAGER, f"--html={page}", f"--trace={trace}", "--profile")
+
+    assert result.exit_code == 0, result.output
+    assert '"total":{' in page.read_text()
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 10
+    assert "Microseconds per op" in result.stdout
+
+
+@pytest.mark.export
+def test_a_json_report_on_standard_output_stays_parsable() -> None:
+    result = run("compile", MODEL, *EAGER, "--profile", "--json=-")
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["events"]
+    assert "Microseconds per op" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("explain", "bert", "--html=no/such/folder/page.html"), "a folder that does not exist"),
+        (("compile", "bert", "--html=."), "--html . is a folder"),
+        (("compile", "bert", "--trace=."), "--trace . is a folder"),
+        (("explain", "bert", "--trace=trace.json"), "No such option"),
+    ],
+    ids=str,
+)
+def test_a_file_that_cannot_be_written_is_refused_first(
+    args: tuple[str, ...], message: str
+) -> None:
+    result = run(*args)
+
+    assert result.exit_code != 0
+    assert message in result.stderr
