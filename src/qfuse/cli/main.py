@@ -183,7 +183,7 @@ def compile_command(
     **given: Any,
 ) -> None:
     """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
-    _check_writable(output, "--output")
+    check_writable(output, "--output")
     request = _request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
