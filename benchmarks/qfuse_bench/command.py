@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from qfuse.cli.main import parse_size_options, quantize_loaded
+from qfuse.cli.loading import parse_size_options, quantize_loaded
 from qfuse.cli.options import options_of
 from qfuse.cli.saved import bench_saved
 from qfuse.ir.errors import OptionsError

@@ -11,13 +11,7 @@ import torch
 from qfuse.backends import Backend, BackendOptions, Runner, compile_claimed, compile_graph
 from qfuse.cost.model import CostModel
 from qfuse.extensions import Extension
-from qfuse.ir.errors import (
-    RULE_ERRORS,
-    BackendError,
-    CaptureError,
-    CheckError,
-    OptionsError,
-)
+from qfuse.ir.errors import RULE_ERRORS, BackendError, CaptureError, CheckError, OptionsError
 from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph, StageGraph

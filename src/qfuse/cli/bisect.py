@@ -12,14 +12,15 @@ from typing import Any
 import click
 
 import qfuse
-from qfuse.cli.main import _float_dtype, _model_options, _prepare, _progress, _request
+from qfuse.cli.console import show_progress
+from qfuse.cli.request import float_dtype_of, model_options, prepare, read_request
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
 from qfuse.zoo.resolve import load_model
 
 
 @click.command("bisect")
-@_model_options
+@model_options
 @click.option("--atol", type=float, help="absolute tolerance: a greater difference is one")
 @click.option("--rtol", type=float, help="relative tolerance, likewise")
 @click.option(
@@ -45,10 +46,10 @@ def bisect_command(
     The exit code is 1 if it differs, and 0 if it does not.
     """
     differs = None if predicate is None else _function(predicate)
-    request = _request(given, Check.PIPELINE.value)
+    request = read_request(given, Check.PIPELINE.value)
     loaded = load_model(request.model, request.sizes)
-    with _progress() as say:
-        model, args, kwargs, shapes = _prepare(request, loaded, say)
+    with show_progress() as say:
+        model, args, kwargs, shapes = prepare(request, loaded, say)
         result = qfuse.bisect(
             model,
             args,
@@ -57,7 +58,7 @@ def bisect_command(
             rtol=rtol,
             atol=atol,
             dynamic_shapes=shapes,
-            float_dtype=_float_dtype(request),
+            float_dtype=float_dtype_of(request),
             options=request.options,
             progress=say,
         )

@@ -8,15 +8,13 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
 from torch.export import ExportedProgram
 from torch.nn import Module
 
+from qfuse.cli.console import ERR
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import recipes
 from qfuse.zoo.resolve import Loaded, load_model
-
-_ERR = Console(stderr=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +59,17 @@ def load_quantized(
     Raises:
         OptionsError: An option does not fit the model or the recipe.
     """
-    loaded = load_model(model, _sizes(sizes))
+    loaded = load_model(model, parse_size_options(sizes))
     args, kwargs = loaded.args, dict(loaded.kwargs or {})
     if quantize is None:
         if group_size is not None:
             raise OptionsError("--group-size needs --quantize", fix="add --quantize, as in w4a8")
         return Prepared(loaded, loaded.model, args, kwargs)
-    if isinstance(loaded.model, torch.export.ExportedProgram):
-        raise OptionsError(
-            "an exported program cannot be quantized",
-            where=loaded.spec,
-            fix="leave out --quantize, or quantize the module before exporting it",
-        )
-    done = recipes.quantize(loaded.model, quantize, args, kwargs, group_size=group_size)
-    for note in done.notes:
-        _ERR.print(f"not quantized: {note}", style="yellow", markup=False)
-    return Prepared(loaded, done.model, args, kwargs)
+    return Prepared(loaded, *quantize_loaded(loaded, quantize, None, group_size))
 
 
-def _sizes(texts: Sequence[str]) -> dict[str, str]:
+def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
+    """Parse the sizes of a model from texts of the form ``NAME=VALUE``."""
     sizes: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -87,3 +77,22 @@ def _sizes(texts: Sequence[str]) -> dict[str, str]:
             raise OptionsError(f"--size {text!r} is not NAME=VALUE", fix="as in --size layers=2")
         sizes[name] = value
     return sizes
+
+
+def quantize_loaded(
+    loaded: Loaded, recipe: str, shapes: Any, group_size: int | None = None
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Quantize a model, print what was skipped, and return the model with its inputs."""
+    if isinstance(loaded.model, torch.export.ExportedProgram):
+        raise OptionsError(
+            "an exported program cannot be quantized",
+            where=loaded.spec,
+            fix="leave out --quantize, or quantize the module before exporting it",
+        )
+    args, kwargs = loaded.args, dict(loaded.kwargs or {})
+    quantized = recipes.quantize(
+        loaded.model, recipe, args, kwargs, dynamic_shapes=shapes, group_size=group_size
+    )
+    for note in quantized.notes:
+        ERR.print(f"not quantized: {note}", style="yellow", markup=False)
+    return quantized.model, args, kwargs

@@ -1,0 +1,87 @@
+"""``qfuse doctor`` and ``qfuse build-kernels``: what this machine has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from qfuse import kernels
+from qfuse.cli.bundle import bundle_options, show_bundle
+from qfuse.cli.console import OUT, show_progress
+from qfuse.cli.loading import parse_size_options, quantize_loaded
+from qfuse.cli.preflight import explained, show_preflight
+from qfuse.ir.errors import QfuseError
+from qfuse.report.kernel_table import kernel_table
+from qfuse.targets import Target, diagnose
+from qfuse.zoo import recipes
+from qfuse.zoo.resolve import load_model
+
+
+@click.command("doctor")
+@click.argument("model", required=False)
+@click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
+@click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
+@click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
+@bundle_options
+def doctor_command(
+    model: str | None,
+    quantize: str | None,
+    sizes: Sequence[str],
+    as_json: bool,
+    bundle: Path | None,
+    report: Path | None,
+) -> None:
+    """Show what this machine supports, what would silently not fuse, and how to fix it.
+
+    With MODEL, show what costs that model time here.
+    """
+    if bundle is not None or report is not None:
+        show_bundle(bundle, report)
+        return
+    if model is not None:
+        loaded = load_model(model, parse_size_options(sizes))
+        made = loaded.model, loaded.args, dict(loaded.kwargs or {})
+        source, args, kwargs = quantize_loaded(loaded, quantize, None) if quantize else made
+        show_preflight(explained(source, args, kwargs, None), OUT, as_json=as_json)
+        return
+    findings = diagnose(Target.detect())
+    if as_json:
+        click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
+        return
+    table = Table(title="qfuse doctor", title_justify="left")
+    for column in ("", "what", "what was seen", "what to do"):
+        table.add_column(column, overflow="fold")
+    style = {"ok": "green", "warn": "yellow", "bad": "red"}
+    for finding in findings:
+        level = str(finding.level)
+        mark = f"[{style[level]}]{level}[/]"
+        table.add_row(mark, finding.what, finding.detail, finding.fix)
+    OUT.print(table)
+
+
+@click.command("build-kernels")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="also copy them into a folder, to build a wheel that contains them",
+)
+def build_kernels_command(into: Path | None) -> None:
+    """Compile qfuse's own kernels for this machine, ahead of the first use."""
+    with show_progress() as say:
+        say("compiling the kernels (about a minute)")
+        library = kernels.load()
+    if not library.available:
+        # No ``fix``: the reason already says what to do, which depends on the failure.
+        raise QfuseError(f"the kernels could not be built: {library.reason}")
+    copied = None
+    if into is not None and library.path is not None:
+        copied = kernels.copy_library(library.path, into)
+    OUT.print(kernel_table(library))
+    if copied is not None:
+        OUT.print(f"copied to: {copied}", soft_wrap=True)

@@ -1,0 +1,132 @@
+"""The request of a command that takes a model: its options, and what is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+import torch
+
+from qfuse.cli.loading import parse_size_options, quantize_loaded
+from qfuse.cli.options import check_writable, options_of
+from qfuse.ir.errors import OptionsError
+from qfuse.ir.quant.spec import parse_dtype
+from qfuse.options import Check, Options, choice
+from qfuse.zoo import recipes
+from qfuse.zoo.resolve import Loaded
+
+_FLOATS = {"float32": None, "bfloat16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The request of a ``compile`` or ``explain`` command.
+
+    Attributes:
+        model: A zoo name, ``module:factory``, or a ``.pt2`` file.
+        quantize: Recipe to quantize with first, or ``None``.
+        group_size: Weights per scale, or ``None`` for the recipe's default.
+        sizes: Sizes of the model, as text.
+        dynamic: Whether the sizes that the model declares dynamic stay dynamic.
+        check: How values are checked.
+        float_dtype: ``bfloat16``, or ``None`` for the model's own dtypes.
+        report_json: Where to write the report as JSON; ``-`` is standard output.
+        show_plan: Whether to print the lowered graph.
+        verbose: Whether to print all tables of the report.
+        strict: Whether a quantized op that runs in float is an error.
+        options: All other options.
+    """
+
+    model: str
+    quantize: str | None
+    group_size: int | None
+    sizes: dict[str, str]
+    dynamic: bool
+    check: Check
+    float_dtype: str | None
+    report_json: str | None
+    show_plan: bool
+    verbose: bool
+    strict: bool
+    options: Options
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that ``compile`` and ``explain`` share."""
+    options = (
+        click.argument("model"),
+        click.option(
+            "--quantize", type=click.Choice(recipes.names()), help="quantize with torchao first"
+        ),
+        click.option("--group-size", type=int, help="weights per scale; -1: a whole channel"),
+        click.option(
+            "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of the model"
+        ),
+        click.option(
+            "--dynamic/--static",
+            default=False,
+            show_default=True,
+            help="keep the sizes dynamic that the model declares so",
+        ),
+        click.option(
+            "--float-dtype",
+            type=click.Choice(list(_FLOATS)),
+            default="float32",
+            show_default=True,
+            help="dtype of unquantized ops; bfloat16 is lossy",
+        ),
+        click.option("--json", "report_json", metavar="FILE", help="write the report as JSON"),
+        click.option("--strict", is_flag=True, help="fail if a quantized op runs in float"),
+        click.option("--verbose", is_flag=True, help="print all tables of the report"),
+        options_of(Options),
+    )
+    # Decorators apply from the last to the first, and help lists options in the order of adding.
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_request(given: dict[str, Any], check: str) -> Request:
+    """Validate all options before any slow step."""
+    options = Options.of({f.name: given[f.name] for f in fields(Options)})
+    check_writable(given["report_json"], "--json")
+    return Request(
+        given["model"],
+        given["quantize"],
+        given["group_size"],
+        parse_size_options(given["sizes"]),
+        given["dynamic"],
+        choice(Check, check, "check"),
+        _FLOATS[given["float_dtype"]],
+        given["report_json"],
+        given.get("show_plan", False),
+        given["verbose"],
+        given["strict"],
+        options,
+    )
+
+
+def prepare(
+    request: Request, loaded: Loaded, say: Callable[[str], None]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
+    """Return the arguments of :func:`qfuse.compile`: model, inputs, dynamic shapes."""
+    args, kwargs = loaded.args, dict(loaded.kwargs or {})
+    shapes = loaded.dynamic_shapes if request.dynamic else None
+    if request.dynamic and loaded.dynamic_shapes is None:
+        raise OptionsError(
+            f"{request.model} does not declare dynamic sizes",
+            fix="compile it from Python with dynamic_shapes=..., or use larger example sizes",
+        )
+    if request.quantize is None:
+        if request.group_size is not None:
+            raise OptionsError("--group-size needs --quantize", fix="add --quantize, as in w4a8")
+        return loaded.model, args, kwargs, shapes
+    say(f"quantizing with {request.quantize}")
+    return *quantize_loaded(loaded, request.quantize, shapes, request.group_size), shapes
+
+
+def float_dtype_of(request: Request) -> torch.dtype | None:
+    """Return the requested dtype of unquantized ops, ``None`` for the model's own."""
+    return None if request.float_dtype is None else parse_dtype(request.float_dtype)
