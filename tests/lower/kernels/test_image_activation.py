@@ -25,7 +25,8 @@ from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import random_inputs, run
 
-pytestmark = [pytest.mark.numeric, pytest.mark.own_kernels]
+# There is no portable kernel of images.
+pytestmark = [pytest.mark.numeric, pytest.mark.own_kernels, pytest.mark.isa("avx2")]
 
 aten = torch.ops.aten
 NAME = "qfuse.image_activation_quantized"
