@@ -9,6 +9,8 @@ from qfuse.report.advice import OF_A_MODULE, Cause, advice_for
 from qfuse.report.misses import closest, explains_input
 from qfuse.report.work import kernels_of, seconds_of
 
+_OTHER_ACTIVATIONS = ("the activation is quantized", "the activation is not quantized")
+
 
 class Causes:
     """Matches what was not fused with the reasons."""
@@ -102,11 +104,7 @@ class Causes:
 
     def _why(self, product: Estimated, lowered: Lowered | None) -> Cause:
         if lowered is not None:
-            # Kernels are asked in the order of the registry, the most general one first. One that
-            # was asked twice was asked about the quantized activation first, which is listed last.
-            losers = dict(lowered.losers)
-            tried, reason = next(iter(losers.items()), (lowered.kernel, lowered.why))
-            return Cause(MissCode.NO_KERNEL, tried, reason)
+            return _closest_kernel(lowered)
         for name in product.upstream:
             if name in self._warned:
                 return Cause(None, "import", self._warned[name].text)
@@ -132,6 +130,17 @@ class Causes:
         if miss is None:
             return Cause(None, f"left {op}", left.reason), left.place, seconds
         return Cause(miss.code, miss.rule, miss.reason, left.reason), left.place, seconds
+
+
+def _closest_kernel(lowered: Lowered) -> Cause:
+    """Return why the kernel that came closest did not take an op."""
+    # One that was asked twice was asked about the quantized activation first, which is listed last.
+    losers = dict(lowered.losers) or {lowered.kernel: lowered.why}
+    causes = [Cause(MissCode.NO_KERNEL, name, reason) for name, reason in losers.items()]
+    # Kernels for integer activations did not come close to a float one, and the other way round.
+    # The rest is in the order of the registry, the most general kernel first.
+    near = [cause for cause in causes if cause.reason not in _OTHER_ACTIVATIONS] or causes
+    return next((cause for cause in near if advice_for(cause) is not None), near[0])
 
 
 def _missed(miss: Missed) -> Cause:

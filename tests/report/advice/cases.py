@@ -304,6 +304,12 @@ CASES = (
         linear,
     ),
     _case(
+        "weight-scale-per-output",
+        MissCode.NO_KERNEL,
+        lambda m, x: F.linear(x, weight(m, axis=1)),
+        lambda m, x: F.linear(x, weight(m)),
+    ),
+    _case(
         "activation-scale-per-row",
         MissCode.NO_KERNEL,
         lambda m, x: F.linear(per_feature(m, x), weight(m)),
