@@ -33,8 +33,8 @@ from qfuse.report import Report
 from qfuse.report.facts import Facts
 
 _OWN = ("check", "float_dtype", "target")
-# As many as Dynamo allows for one function.
 _ENTRY_POINT = "torch.compile"
+# As many as Dynamo allows for one function.
 _MOST = 8
 
 
