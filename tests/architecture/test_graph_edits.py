@@ -17,6 +17,7 @@ MAY_EDIT = {
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
     "dynamo/weights.py": "copies a graph of Dynamo into one that holds its weights",
     "exported/build.py": "copies a lowered graph into that of an exported program",
+    "saving/graphs.py": "builds the graph of a file that is loaded",
     "passes/raw.py": "copies a caller's graph into a plain one, and the rewritten one back",
     "testing/build.py": "builds the small graphs of the tests by hand",
     "zoo/_torchao_api.py": "clears dead nodes before quantizing: torchao's quantizer fails on them",

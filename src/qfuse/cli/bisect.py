@@ -13,7 +13,7 @@ import click
 
 import qfuse
 from qfuse.cli.console import show_progress
-from qfuse.cli.request import float_dtype_of, model_options, prepare, read_request
+from qfuse.cli.request import float_dtype_of, model_options, prepared_model, read_request
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
 from qfuse.zoo.resolve import load_model
@@ -49,7 +49,7 @@ def bisect_command(
     request = read_request(given, Check.PIPELINE.value)
     loaded = load_model(request.model, request.sizes)
     with show_progress() as say:
-        model, args, kwargs, shapes = prepare(request, loaded, say)
+        model, args, kwargs, shapes = prepared_model(request, loaded, say)
         result = qfuse.bisect(
             model,
             args,

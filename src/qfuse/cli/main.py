@@ -26,7 +26,7 @@ from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.repro import repro_command
-from qfuse.cli.request import Request, float_dtype_of, model_options, prepare, read_request
+from qfuse.cli.request import Request, float_dtype_of, model_options, prepared_model, read_request
 from qfuse.options import Check
 from qfuse.report import Report
 from qfuse.zoo.resolve import load_model
@@ -103,7 +103,7 @@ def compile_command(
     pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
     with show_progress() as say:
-        model, args, kwargs, shapes = prepare(request, loaded, say)
+        model, args, kwargs, shapes = prepared_model(request, loaded, say)
         fast = qfuse.compile(
             model,
             args,
@@ -149,7 +149,7 @@ def explain_command(report_html: str | None, **given: Any) -> None:
     pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
     with show_progress() as say:
-        model, args, kwargs, shapes = prepare(request, loaded, say)
+        model, args, kwargs, shapes = prepared_model(request, loaded, say)
         report = qfuse.explain(
             model,
             args,

@@ -33,7 +33,7 @@ def plan_command() -> None:
 @click.argument("one", type=_FILE)
 @click.argument("other", type=_FILE)
 @click.pass_context
-def diff_command(ctx: click.Context, one: Path, other: Path) -> None:
+def plan_diff_command(ctx: click.Context, one: Path, other: Path) -> None:
     """Print how plan OTHER differs from plan ONE; the exit code is 1 if it does."""
     lines = diff_plans(read_plan(one), read_plan(other))
     for line in lines or ["the plans make the same decisions"]:

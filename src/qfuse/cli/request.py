@@ -108,7 +108,7 @@ def read_request(given: dict[str, Any], check: str) -> Request:
     )
 
 
-def prepare(
+def prepared_model(
     request: Request, loaded: Loaded, say: Callable[[str], None]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
     """Return the arguments of :func:`qfuse.compile`: model, inputs, dynamic shapes."""
