@@ -29,7 +29,7 @@ unexport PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format bench bench-kernels bench-page asan fuzz replay docs clean
+.PHONY: help setup demo test test-all test-fast check format bench bench-kernels bench-page asan fuzz replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,10 +59,14 @@ PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(W
 # Built ahead: a test has a time limit. Without a compiler the tests use the kernels of torch.
 test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
 	$(BIN)/python -c "from qfuse import kernels; kernels.load()"
+	$(PYTEST) -m "not (slow_bench or thorough)"
+
+test-all: $(STAMP) ## run these, and whole models and processes that take minutes more
+	$(BIN)/python -c "from qfuse import kernels; kernels.load()"
 	$(PYTEST) -m "not slow_bench"
 
 test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing
-	$(PYTEST) -m "not (slow or slow_bench or zoo or export or own_kernels or compiler or property)"
+	$(PYTEST) -m "not (slow or slow_bench or thorough or zoo or export or own_kernels or compiler or property)"
 
 check: $(STAMP) ## lint, format check, types, import layers
 	$(BIN)/ruff check .

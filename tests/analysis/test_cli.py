@@ -61,6 +61,7 @@ def test_a_float_model_has_no_findings() -> None:
     assert result.output.strip() == "no findings: nothing to change in the quantization"
 
 
+@pytest.mark.thorough
 @pytest.mark.zoo
 def test_accuracy_of_a_zoo_model_on_two_batches(tmp_path: Path) -> None:
     plot, file = tmp_path / "layers.svg", tmp_path / "accuracy.json"

@@ -13,7 +13,7 @@ from qfuse.analysis import LintFinding, Severity
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 
-pytestmark = [pytest.mark.zoo, pytest.mark.own_kernels]
+pytestmark = [pytest.mark.zoo, pytest.mark.own_kernels, pytest.mark.thorough]
 
 # Of these sizes int8 is not slower than float, as it is for those of the other tests.
 WIDE: dict[str, object] = {"hidden": 256, "intermediate": 512, "layers": 1}

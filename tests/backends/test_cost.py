@@ -36,6 +36,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_decode_step_does_not_copy_the_cache(cache_folder: Path, needs_compiler: None) -> None:

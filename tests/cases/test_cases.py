@@ -76,7 +76,7 @@ def repro(folder: Path, site: Path | None) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("check", ["site", "pipeline"])
+@pytest.mark.parametrize("check", [pytest.param("site", marks=pytest.mark.thorough), "pipeline"])
 def test_a_wrong_rule_leaves_a_directory_that_runs_alone(
     wrong: Path, tmp_path: Path, check: str
 ) -> None:

@@ -26,6 +26,7 @@ def build(root: Path, to: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     from sphinx.util.inventory import InventoryFile  # noqa: PLC0415 - not everywhere
 

@@ -160,6 +160,7 @@ def test_models_of_the_zoo_run_within_one_step(npu: ModuleType, name: str, least
     assert max(steps.apart) <= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.zoo
 def test_a_saved_program_runs_without_the_model(npu: ModuleType, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_llm_static_cache() -> None:
     assert fast.report.kernels
 
 
+@pytest.mark.thorough
 @pytest.mark.own_kernels
 def test_sentence_encoder() -> None:
     pytest.importorskip("sentence_transformers")

@@ -77,6 +77,7 @@ def test_a_convnet_has_the_values_of_its_source(name: str) -> None:
     assert_alike(source, fast, model.inputs(2)[0][0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["resnet18", "unet", "mobilenet-v3"])
 def test_images_may_be_channels_last(name: str) -> None:
     model, source, fast = compiled(name, memory_format=torch.channels_last)
@@ -100,6 +101,7 @@ def test_other_recipes(name: str, recipe: str) -> None:
     assert_alike(source, fast, model.inputs(2)[0][0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["resnet", "resnet18", "mobilenet"])
 def test_residuals_under_autocast_are_read_as_they_are_stored(name: str) -> None:
     _, _, fast = compiled(name, "w8a8-static-bf16")

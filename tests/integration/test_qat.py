@@ -72,6 +72,7 @@ def trained(example: torch.Tensor) -> nn.Module:
     return model
 
 
+@pytest.mark.thorough
 def test_every_convolution_of_a_trained_network_has_an_int8_kernel() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 32, 32)

@@ -69,6 +69,7 @@ def test_every_quantized_linear_runs_on_a_kernel(name: str, recipe: str) -> None
             assert noise < 1e-3, "30 dB: a few flipped codes, not another function"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "recipe"), [("llama", "w8a8-dynamic"), ("llama", "w4a8"), ("bert", "w8a8-static")]
 )

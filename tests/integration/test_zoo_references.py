@@ -99,6 +99,7 @@ def test_every_layer_has_four_linears_and_keeps_its_values(recipe: str, how: str
     assert {left.place.op for left in report.left} <= {"qfuse.quantize"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("recipe", ["nvfp4", "fp8-dynamic"])
 def test_what_is_left_is_a_function_of_depth(recipe: str) -> None:
     counts = []
@@ -130,6 +131,7 @@ def test_that_no_kernel_takes_them_is_said(recipe: str, why: str) -> None:
         assert why in {reason for _, reason in event.losers}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["rceil", "floor"])
 def test_llama_in_torchaos_own_mx_tensors(mode: str) -> None:
     model = zoo.build("llama", layers=1, dtype=torch.bfloat16, **SMALL["llama"])

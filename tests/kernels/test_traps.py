@@ -182,6 +182,7 @@ for name in load().instruction_sets:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["AVX512_CORE_VNNI", "AVX512_CORE", "AVX2"])
 def test_onednn_may_be_limited(library: KernelLibrary, limit: str) -> None:
@@ -207,6 +208,7 @@ with instruction_set("brgemm"):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_path: Path) -> None:
     """It is kept for ever, per thread: 1 to 15 rows, and the multiples of 16 up to a tile."""

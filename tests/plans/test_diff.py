@@ -77,7 +77,9 @@ def test_compile_saves_and_replays(tmp_path: Path) -> None:
     data = json.loads(file.read_text())
     site_of(data, "merge-linears")["on"] = False
     file.write_text(json.dumps(data))
-    second = CliRunner().invoke(main, [*model, f"--use-plan={file}", f"--save-plan={again}"])
+    second = CliRunner().invoke(
+        main, [*model, f"--use-plan={file}", f"--save-plan={again}", "--verbose"]
+    )
     assert second.exit_code == 0, second.output
     assert "the plan was edited: 1 sites off" in second.output
     (line,) = [

@@ -34,6 +34,7 @@ def test_sums_that_are_exact_keep_every_bit(case: CapturedCase) -> None:
     assert_kept(case, own=True)
 
 
+@pytest.mark.thorough
 @REST
 @given(case=conv_cases(exact=True))
 def test_without_own_kernels_every_bit_is_kept(case: CapturedCase) -> None:

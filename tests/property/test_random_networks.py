@@ -22,6 +22,7 @@ def test_values_stay_within_rounding(case: CapturedCase) -> None:
     assert_kept(case, own=True)
 
 
+@pytest.mark.thorough
 @REST
 @given(case=sequence_cases())
 def test_without_own_kernels_values_stay_within_rounding(case: CapturedCase) -> None:

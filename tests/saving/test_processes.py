@@ -109,6 +109,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
 def test_a_full_cache_does_not_end_the_process(small_disk: Path) -> None:
     """Torch's writer of packages did: its destructor throws after a failed write."""
@@ -119,6 +120,7 @@ def test_a_full_cache_does_not_end_the_process(small_disk: Path) -> None:
     assert not [path for path in small_disk.rglob("*") if path.name.startswith(".new-")]
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
 def test_a_full_disk_runs_op_by_op(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
@@ -129,6 +131,7 @@ def test_a_full_disk_runs_op_by_op(tmp_path: Path) -> None:
     assert "runs op by op" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
 def test_a_home_that_cannot_be_written() -> None:
     environment = dict.fromkeys(("XDG_CACHE_HOME", "QFUSE_CACHE_DIR"), "")

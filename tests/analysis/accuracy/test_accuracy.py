@@ -111,6 +111,7 @@ def test_layers_behind_a_bad_one_are_good_alone_and_bad_in_total() -> None:
     assert found.untried == ()
 
 
+@pytest.mark.thorough
 def test_greedy_steps_add_up() -> None:
     model, x = network(), batch()
     found = compare(with_bad_layer(model, "4"), model, x, keep=3)

@@ -42,6 +42,7 @@ def test_an_untrained_network_guesses() -> None:
     assert right < 0.3
 
 
+@pytest.mark.thorough
 def test_quantizing_costs_little_and_compiling_nothing(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("<!-- begin: accuracy -->\n<!-- end: accuracy -->\n")

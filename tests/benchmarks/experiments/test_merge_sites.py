@@ -232,6 +232,7 @@ def test_refuses_what_cannot_be_measured(options: SiteOptions, message: str) -> 
         run_sites(options, Console(quiet=True))
 
 
+@pytest.mark.thorough
 def test_a_models_sites_are_measured_and_written(tmp_path: Path) -> None:
     to = tmp_path / "sites.json"
     threads = torch.get_num_threads()

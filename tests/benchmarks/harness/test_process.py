@@ -55,6 +55,7 @@ def test_it_does_what_it_is_told(honest: Worker, example: Inputs) -> None:
     assert honest.build_seconds >= 0.01
 
 
+@pytest.mark.thorough
 def test_inputs_are_prepared_and_memory_is_counted(example: Inputs) -> None:
     (x,), kwargs = example
     with Worker(job("half"), example) as fat, Worker(job("honest"), example) as lean:
@@ -72,11 +73,13 @@ def test_threads_are_the_same_for_all() -> None:
     assert process._environment(3)["OMP_NUM_THREADS"] == "3"
 
 
+@pytest.mark.thorough
 def test_one_that_cannot_be_built_says_why(example: Inputs) -> None:
     with pytest.raises(WorkerError, match=r"^ValueError: the toy has no wheels$"):
         Worker(job("unbuildable"), example)
 
 
+@pytest.mark.thorough
 def test_one_that_dies_says_how_and_stays_dead(example: Inputs) -> None:
     with Worker(job("crash"), example) as worker:
         for _ in range(2):
@@ -84,6 +87,7 @@ def test_one_that_dies_says_how_and_stays_dead(example: Inputs) -> None:
                 worker.time_block(1)
 
 
+@pytest.mark.thorough
 def test_one_that_hangs_is_ended_and_nothing_stays_behind(example: Inputs) -> None:
     before = threading.active_count()
     with Worker(job("honest", pause=0.05), example) as worker:
