@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from qfuse.cli.loading import parse_size_options, quantize_loaded
+from qfuse.cli.loading import load_quantized
 from qfuse.cli.options import options_of
 from qfuse.cli.saved import bench_saved
 from qfuse.ir.errors import OptionsError
 from qfuse.saving import is_model_file
 from qfuse.zoo import recipes
-from qfuse.zoo.resolve import load_model
 from qfuse_bench.experiments.merge_sites import ModelSites, SiteOptions, run_sites
 from qfuse_bench.experiments.models import BenchOptions, run_bench
 
@@ -72,8 +71,5 @@ def _bench_sites(
     if spec is None:
         run_sites(asked)
         return
-    loaded = load_model(spec, parse_size_options(sizes))
-    model, args, kwargs = loaded.model, loaded.args, dict(loaded.kwargs or {})
-    if quantize is not None:
-        model, args, kwargs = quantize_loaded(loaded, quantize, None)
-    run_sites(asked, model=ModelSites(spec, model, args, kwargs))
+    made = load_quantized(spec, quantize, None, sizes)
+    run_sites(asked, model=ModelSites(spec, made.model, made.args, dict(made.kwargs)))

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 import qfuse
 from qfuse.analysis import Severity
 from qfuse.analysis.placement.table import lint_table
+from qfuse.cli.console import OUT
 from qfuse.cli.loading import load_quantized, loading_options
 from qfuse.ir.errors import OptionsError
-
-_OUT = Console()
 
 
 @click.command("lint")
@@ -32,7 +30,7 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
     if as_json:
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
-        _OUT.print(lint_table(findings))
+        OUT.print(lint_table(findings))
     if strict and any(finding.severity is Severity.WARNING for finding in findings):
         raise click.exceptions.Exit(1)
 
@@ -93,4 +91,4 @@ def accuracy_command(
         return
     if report_json is not None:
         Path(report_json).write_text(found.to_json(), encoding="utf-8")
-    _OUT.print(found)
+    OUT.print(found)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from qfuse.cli.console import show_progress
 from qfuse.cli.request import float_dtype_of, model_options, prepared_model, read_request
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
-from qfuse.zoo.resolve import load_model
+from qfuse.zoo.resolve import load_model, working_folder_importable
 
 
 @click.command("bisect")
@@ -75,20 +74,10 @@ def _function(text: str) -> Callable[[Any, Any], bool]:
     if not module or not name:
         raise OptionsError(f"--predicate {text!r} is incomplete", fix=fix)
     try:
-        with _working_folder():
+        with working_folder_importable():
             found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise OptionsError(f"--predicate {text!r} cannot be imported: {error}", fix=fix) from error
     if not callable(found):
         raise OptionsError(f"--predicate {text!r} is not a function", fix=fix)
     return found  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _working_folder() -> Iterator[None]:
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)

@@ -60,11 +60,6 @@ def load_quantized(
         OptionsError: An option does not fit the model or the recipe.
     """
     loaded = load_model(model, parse_size_options(sizes))
-    args, kwargs = loaded.args, dict(loaded.kwargs or {})
-    if quantize is None:
-        if group_size is not None:
-            raise OptionsError("--group-size needs --quantize", fix="add --quantize, as in w4a8")
-        return Prepared(loaded, loaded.model, args, kwargs)
     return Prepared(loaded, *quantize_loaded(loaded, quantize, None, group_size))
 
 
@@ -80,16 +75,23 @@ def parse_size_options(texts: Sequence[str]) -> dict[str, str]:
 
 
 def quantize_loaded(
-    loaded: Loaded, recipe: str, shapes: Any, group_size: int | None = None
+    loaded: Loaded, recipe: str | None, shapes: Any, group_size: int | None = None
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Quantize a model, print what was skipped, and return the model with its inputs."""
+    """Quantize a model, print what was skipped, and return the model with its inputs.
+
+    Without a recipe the model is returned as it is.
+    """
+    args, kwargs = loaded.args, dict(loaded.kwargs or {})
+    if recipe is None:
+        if group_size is not None:
+            raise OptionsError("--group-size needs --quantize", fix="add --quantize, as in w4a8")
+        return loaded.model, args, kwargs
     if isinstance(loaded.model, torch.export.ExportedProgram):
         raise OptionsError(
             "an exported program cannot be quantized",
             where=loaded.spec,
             fix="leave out --quantize, or quantize the module before exporting it",
         )
-    args, kwargs = loaded.args, dict(loaded.kwargs or {})
     quantized = recipes.quantize(
         loaded.model, recipe, args, kwargs, dynamic_shapes=shapes, group_size=group_size
     )

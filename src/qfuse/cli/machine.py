@@ -13,13 +13,12 @@ from rich.table import Table
 from qfuse import kernels
 from qfuse.cli.bundle import bundle_options, show_bundle
 from qfuse.cli.console import OUT, show_progress
-from qfuse.cli.loading import parse_size_options, quantize_loaded
+from qfuse.cli.loading import load_quantized
 from qfuse.cli.preflight import explained, show_preflight
 from qfuse.ir.errors import QfuseError
 from qfuse.report.kernel_table import kernel_table
 from qfuse.targets import Target, diagnose
 from qfuse.zoo import recipes
-from qfuse.zoo.resolve import load_model
 
 
 @click.command("doctor")
@@ -44,10 +43,9 @@ def doctor_command(
         show_bundle(bundle, report)
         return
     if model is not None:
-        loaded = load_model(model, parse_size_options(sizes))
-        made = loaded.model, loaded.args, dict(loaded.kwargs or {})
-        source, args, kwargs = quantize_loaded(loaded, quantize, None) if quantize else made
-        show_preflight(explained(source, args, kwargs, None), OUT, as_json=as_json)
+        made = load_quantized(model, quantize, None, sizes)
+        explain = explained(made.model, made.args, dict(made.kwargs), None)
+        show_preflight(explain, OUT, as_json=as_json)
         return
     findings = diagnose(Target.detect())
     if as_json:

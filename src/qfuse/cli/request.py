@@ -9,12 +9,11 @@ from typing import Any
 import click
 import torch
 
-from qfuse.cli.loading import parse_size_options, quantize_loaded
+from qfuse.cli.loading import loading_options, parse_size_options, quantize_loaded
 from qfuse.cli.options import check_writable, options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
-from qfuse.zoo import recipes
 from qfuse.zoo.resolve import Loaded
 
 _FLOATS = {"float32": None, "bfloat16": "bfloat16"}
@@ -56,14 +55,7 @@ class Request:
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options that ``compile`` and ``explain`` share."""
     options = (
-        click.argument("model"),
-        click.option(
-            "--quantize", type=click.Choice(recipes.names()), help="quantize with torchao first"
-        ),
-        click.option("--group-size", type=int, help="weights per scale; -1: a whole channel"),
-        click.option(
-            "--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of the model"
-        ),
+        loading_options,
         click.option(
             "--dynamic/--static",
             default=False,
@@ -112,18 +104,14 @@ def prepared_model(
     request: Request, loaded: Loaded, say: Callable[[str], None]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
     """Return the arguments of :func:`qfuse.compile`: model, inputs, dynamic shapes."""
-    args, kwargs = loaded.args, dict(loaded.kwargs or {})
     shapes = loaded.dynamic_shapes if request.dynamic else None
     if request.dynamic and loaded.dynamic_shapes is None:
         raise OptionsError(
             f"{request.model} does not declare dynamic sizes",
             fix="compile it from Python with dynamic_shapes=..., or use larger example sizes",
         )
-    if request.quantize is None:
-        if request.group_size is not None:
-            raise OptionsError("--group-size needs --quantize", fix="add --quantize, as in w4a8")
-        return loaded.model, args, kwargs, shapes
-    say(f"quantizing with {request.quantize}")
+    if request.quantize is not None:
+        say(f"quantizing with {request.quantize}")
     return *quantize_loaded(loaded, request.quantize, shapes, request.group_size), shapes
 
 

@@ -12,17 +12,16 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import qfuse
+from qfuse.cli.console import OUT
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.signature._tree_api import named_leaves
 from qfuse.saving import call_of, digest_of, digests_of
 
-_OUT = Console()
 _WARM_CALLS = 3
 _LEAST_CALLS = 10
 _SECONDS = 3.0
@@ -53,7 +52,7 @@ def run_command(file: Path, inputs: Path | None, as_json: bool) -> None:
     table = Table("result", "type", "shape", "sha256", title=str(file), title_justify="left")
     for row in rows:
         table.add_row(row["name"], row["dtype"], str(row["shape"]), row["sha256"][:16])
-    _OUT.print(table)
+    OUT.print(table)
 
 
 @click.command("verify")
@@ -119,7 +118,7 @@ def bench_saved(file: Path, inputs: Path | None = None, *, threads: int = 0) -> 
     table.add_row("load of the machine", f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     table.add_row("loaded in", _milliseconds(loaded))
     table.add_row("backend", model.backend)
-    _OUT.print(table)
+    OUT.print(table)
 
 
 def _measured(model: Any, args: Any, kwargs: Any) -> list[float]:

@@ -43,10 +43,19 @@ def to_frame(events: Iterable[Event]) -> Any:
     Raises:
         OptionsError: pandas is not installed.
     """
+    return import_pandas().DataFrame(frame_rows(events), columns=list(COLUMNS))
+
+
+def import_pandas() -> Any:
+    """Return the module pandas, which only data frames need.
+
+    Raises:
+        OptionsError: It is not installed.
+    """
     try:
-        pandas = importlib.import_module("pandas")
+        return importlib.import_module("pandas")
     except ImportError as error:
         raise OptionsError(
-            "to_dataframe needs pandas, which is not installed", fix="pip install pandas"
+            "to_dataframe needs pandas, which is not installed",
+            fix="pip install pandas, or use to_dict()",
         ) from error
-    return pandas.DataFrame(frame_rows(events), columns=list(COLUMNS))

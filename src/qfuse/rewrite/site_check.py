@@ -85,7 +85,8 @@ class SiteChecker:
             return verdict
         # Scales such as 0.02 and 0.05 put many values on a tie, which may fall either way, in the
         # source too. The other values are judged without them.
-        ties = self._ties(region, truth)
+        is_rounded = step is not None or not truth.is_floating_point()
+        ties = self._ties(region, truth) if is_rounded else None
         if ties is None:
             return verdict
         now, then = (_without_ties(value, truth, ties) for value in (new, old))
@@ -95,10 +96,8 @@ class SiteChecker:
         """Return how far ``truth`` moves when the floats that it is made of move by one ulp.
 
         Returns:
-            The distances, or ``None`` if the result is not rounded or does not move.
+            The distances, or ``None`` if it does not move.
         """
-        if not _is_rounded(truth, region.old):
-            return None
         most = torch.zeros(truth.shape, dtype=torch.float64)
         for seed in range(_RUNS):
             moved = wide_value(region.old, self._values, region.start, shaken=seed)
@@ -148,11 +147,6 @@ def _without_ties(value: torch.Tensor, truth: torch.Tensor, ties: torch.Tensor) 
     # Steps are whole, so half of one tells them apart whatever the noise is.
     explained = (ties > 0) & (apart <= 1.5 * ties)
     return torch.where(explained, truth.to(value.dtype), value)
-
-
-def _is_rounded(value: torch.Tensor, node: Node) -> bool:
-    """Whether a region ends with rounding to a grid."""
-    return not value.is_floating_point() or _last_step(node) is not None
 
 
 def _last_step(node: Node) -> Node | None:

@@ -115,7 +115,7 @@ def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
     module_name, _, factory_name = spec.partition(":")
     if not module_name or not factory_name:
         raise OptionsError(f"{spec!r} is incomplete", fix="write module:factory")
-    with _working_folder_importable():
+    with working_folder_importable():
         factory = _find_factory(module_name, factory_name)
         try:
             # Before the call, so that a TypeError inside
@@ -205,7 +205,7 @@ def _unpack(spec: str, made: object) -> Loaded:
 
 
 @contextlib.contextmanager
-def _working_folder_importable() -> Iterator[None]:
+def working_folder_importable() -> Iterator[None]:
     """Make modules in the working folder importable, as `python -m` does."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)

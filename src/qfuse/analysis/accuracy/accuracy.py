@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,6 +27,7 @@ from qfuse.ir.events import Place
 from qfuse.ir.graph.stage_graph import CapturedGraph, place_of
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Options
+from qfuse.report.frame import import_pandas
 from qfuse.targets import Target
 
 
@@ -109,13 +109,7 @@ class Accuracy:
         Raises:
             OptionsError: pandas is not installed.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise OptionsError(
-                "a data frame needs pandas, which is not installed",
-                fix="pip install pandas, or use to_dict()",
-            ) from error
+        pandas = import_pandas()
         rows = []
         for layer in self.layers:
             data = layer.to_dict()

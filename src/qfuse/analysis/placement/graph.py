@@ -100,10 +100,8 @@ class LintGraph:
     def computes_quantized(self, product: Product) -> bool:
         """Whether a kernel multiplies the quantized values of both operands."""
         lowered = self.lowered_product(product)
-        if lowered is None or lowered.kernel == EXPAND:
-            return False
-        # A kernel of the quantized weight alone takes the product otherwise.
-        return "the activation is dequantized" not in lowered.why
+        # Where the activation is dequantized, the kernel reads the quantized weight alone.
+        return lowered is not None and lowered.kernel != EXPAND and not lowered.dequantized
 
     def float_us(self, product: Product) -> float:
         """Return the predicted microseconds of a product in float."""
