@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+import qfuse
 from qfuse.targets import Target
 
 FOLDER = Path(__file__).parents[2] / "examples" / "scripts"
+NOTEBOOKS = FOLDER.parent / "notebooks"
 EAGER: dict[str, Any] = {"options": {"backend": "eager"}, "target": Target.for_testing()}
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
@@ -84,3 +88,20 @@ def test_sentence_encoder() -> None:
     assert len(result["report"].fused) >= 24
     # Other sizes than those of the example.
     assert result["encoder"].encode("one").shape == (384,)
+
+
+@pytest.mark.own_kernels
+def test_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    cells = json.loads((NOTEBOOKS / "bert_quantize.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(qfuse, "compile", partial(qfuse.compile, **EAGER))
+    names: dict[str, Any] = {}
+    for source in code:
+        exec(compile(source, "bert_quantize.ipynb", "exec"), names)
+
+    assert names["fast"].report.fused
+    assert (tmp_path / "bert.html").stat().st_size > 100_000
+    # What it shows was printed by its cells.
+    assert all(cell["outputs"] for cell in cells if "print(" in "".join(cell["source"]))

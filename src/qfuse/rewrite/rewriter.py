@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -280,6 +280,7 @@ class Rewriter:
         for node in made:
             source = self._instead.get(node)
             node.meta[ORIGIN_META] = tuple(origin) if source is None else origins(source)
+            self._keep_place(node, [n for n in erased if n not in new])
             around[node] = None
             around.update(dict.fromkeys(node.users))
             around.update(dict.fromkeys(node.all_input_nodes))
@@ -288,12 +289,28 @@ class Rewriter:
         around.update(dict.fromkeys(user for user, _, _ in self.journal.users))
         return erased, [n for n in around if n not in gone]
 
+    def _keep_place(self, node: Node, erased: Sequence[Node]) -> None:
+        """Give a call of the op of an erased node the place of that node.
+
+        It is that call with other arguments: a linear that took over a relu is still the user's
+        linear, although the rule was tried at the relu.
+        """
+        if node in self._instead or node.target == self._anchor.target:
+            return
+        same = next((old for old in erased if old.target == node.target), None)
+        if same is not None:
+            _copy_place(same, node)
+
     def _note(self, node: Node) -> None:
         self.journal.made.append(node)
-        for key in (SOURCE_META, MODULE_META):
-            if key in self._anchor.meta:
-                node.meta[key] = self._anchor.meta[key]
+        _copy_place(self._anchor, node)
         node.meta[RULE_META] = self._rule
+
+
+def _copy_place(source: Node, node: Node) -> None:
+    for key in (SOURCE_META, MODULE_META):
+        if key in source.meta:
+            node.meta[key] = source.meta[key]
 
 
 def origins(node: Node) -> tuple[str, ...]:
