@@ -6,7 +6,7 @@
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
 #   EXTRAS=zoo,docs,dev       the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
-#   ISA=avx2                  test as on a CPU with no more than this: portable, avx2, avx512_vnni
+#   ISA=avx2                  test as on a CPU with no more: portable, avx2, avx_vnni, avx512, avx512_vnni
 #   EXAMPLES=300              examples that `make fuzz` draws for each property
 #   BASE=HEAD                 the revision that `make replay` compares with
 

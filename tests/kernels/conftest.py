@@ -8,7 +8,7 @@ import pytest
 
 from qfuse.kernels import KernelLibrary, instruction_set, load
 
-INSTRUCTION_SETS = ("portable", "avx2", "avx512_vnni", "brgemm")
+INSTRUCTION_SETS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "brgemm")
 
 
 @pytest.fixture(scope="session")

@@ -34,11 +34,13 @@ __all__ = [
 
 ISA_VARIABLE = "QFUSE_TEST_ISA"
 # Paths of qfuse's own kernels, the best one last.
-PATHS = ("portable", "avx2", "avx512_vnni", "brgemm")
+PATHS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "brgemm")
 # What keeps qfuse's own kernels and ATen below an instruction set.
 _VARIABLES = {
     "portable": ("portable", "default"),
     "avx2": ("avx2", "avx2"),
+    "avx_vnni": ("avx_vnni", "avx2"),
+    "avx512": ("avx512", "avx512"),
     "avx512_vnni": ("avx512_vnni", "avx512"),
 }
 _NAMES = ("QFUSE_ISA", "ATEN_CPU_CAPABILITY")
@@ -89,6 +91,9 @@ def limit_kernels(isa: str, load: Callable[..., KernelLibrary], *args: Any, **kw
     """The library that ``load`` gives, without the paths above ``isa``."""
     found = load(*args, **kw)
     allowed = PATHS[: PATHS.index(isa) + 1]
+    if isa == "avx512":
+        # With AVX512-VNNI this path runs too, in another encoding.
+        allowed = tuple(path for path in allowed if path != "avx_vnni")
     return replace(found, instruction_sets=tuple(p for p in found.instruction_sets if p in allowed))
 
 

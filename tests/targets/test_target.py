@@ -176,6 +176,8 @@ def test_vnni(features: set[str], expected: bool) -> None:
     [
         ("portable", "DEFAULT", None, False),
         ("avx2", "AVX2", "avx2", False),
+        ("avx_vnni", "AVX2", "avx_vnni", True),
+        ("avx512", "AVX512", "avx512bw", False),
         ("avx512_vnni", "AVX512", "avx512_vnni", True),
         ("amx", "AVX512", "amx_int8", True),
     ],
@@ -199,9 +201,9 @@ def test_targets_for_tests_have_avx512_vnni_unless_told_otherwise() -> None:
 
 
 def test_an_unknown_instruction_set_is_an_error() -> None:
-    with pytest.raises(OptionsError, match="unknown instruction set 'avx512'") as error:
-        Target.for_testing(isa="avx512")
-    assert "portable, avx2, avx512_vnni, amx" in str(error.value)
+    with pytest.raises(OptionsError, match="unknown instruction set 'sse4'") as error:
+        Target.for_testing(isa="sse4")
+    assert "portable, avx2, avx_vnni, avx512, avx512_vnni, amx" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["pinned", "no compiler", "this machine"])

@@ -20,7 +20,7 @@ from qfuse.targets import Target
 _PACKAGES = ("torch", "torchao", "transformers")
 _LOOK_SECONDS = 0.2
 _QUIET_PERCENT = 15.0
-_ISA = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx2")
+_ISA = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx512f", "avx2")
 
 
 @dataclass(frozen=True, slots=True)

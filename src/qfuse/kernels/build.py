@@ -68,10 +68,14 @@ _PLAIN_LOOPS = {
     "matmul/deep_sums.cpp": ("-O3",),
     "matmul/pack_right.cpp": ("-O3",),
 }
-_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
+_AVX2_FLAGS = ("-mavx2", "-mfma")
+_AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _X86_FLAGS = {
-    "isa/avx2.cpp": ("-mavx2", "-mfma"),
-    "isa/avx512_vnni.cpp": _AVX512_FLAGS,
+    "isa/avx2.cpp": _AVX2_FLAGS,
+    "isa/avx_vnni.cpp": _AVX2_FLAGS,
+    "isa/avx_vnni_evex.cpp": _AVX2_FLAGS,
+    "isa/avx512.cpp": _AVX512_FLAGS,
+    "isa/avx512_vnni.cpp": (*_AVX512_FLAGS, "-mavx512vnni"),
     "quantized/real_avx512.cpp": _AVX512_FLAGS,
 }
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")

@@ -103,8 +103,8 @@ class Target:
 
         Args:
             isa: Its best instruction set: ``portable`` (without vector extensions of kernels),
-                ``avx2``, ``avx512_vnni`` or ``amx``. It determines ``features`` and
-                ``aten_capability``.
+                ``avx2``, ``avx_vnni``, ``avx512``, ``avx512_vnni`` or ``amx``. It determines
+                ``features`` and ``aten_capability``.
             **changes: Fields to replace. ``kernels`` may be a mapping of name to state, which is
                 merged into the fixed ones.
 
@@ -250,15 +250,16 @@ class Target:
 
 
 _AVX2 = frozenset(("avx", "avx2"))
-_AVX512 = _AVX2 | {
-    "avx512_bf16", "avx512_vnni", "avx512bw", "avx512dq", "avx512f", "avx512vl"
-}  # fmt: skip
+_AVX512 = _AVX2 | {"avx512bw", "avx512dq", "avx512f", "avx512vl"}
+_AVX512_VNNI = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 # ATen's capability and the features, per instruction set of a test target.
 _TESTING_ISAS = {
     "portable": ("DEFAULT", frozenset[str]()),
     "avx2": ("AVX2", _AVX2),
-    "avx512_vnni": ("AVX512", _AVX512),
-    "amx": ("AVX512", _AVX512 | {"amx_bf16", "amx_int8", "amx_tile"}),
+    "avx_vnni": ("AVX2", _AVX2 | {"avx_vnni"}),
+    "avx512": ("AVX512", _AVX512),
+    "avx512_vnni": ("AVX512", _AVX512_VNNI),
+    "amx": ("AVX512", _AVX512_VNNI | {"amx_bf16", "amx_int8", "amx_tile"}),
 }
 
 # Fields that are stored in JSON unchanged, and their types.

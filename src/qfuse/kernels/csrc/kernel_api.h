@@ -1,7 +1,7 @@
 // The interface between the instruction-set paths and the operators: plain structures and function
 // pointers.
 //
-// The paths (isa_*.cpp) are compiled with their own flags, so they must not include anything that
+// The paths (isa/*.cpp) are compiled with their own flags, so they must not include anything that
 // defines inline functions with external linkage: the linker could keep the copy compiled for
 // AVX512 for all callers.
 #pragma once
@@ -348,7 +348,7 @@ struct GroupKernels {
   // Adds the contribution of a group, whose integer sums are in `sums`, to `totals`.
   void (*add)(const Groups& groups, int64_t group, const int32_t* sums, int64_t rows,
               float* totals);
-  // Add all groups of a tile to `totals`, or null if that is done with the above and
+  // Add all groups of a tile of any height to `totals`, or null if that is done with the above and
   // Path::multiply. 4-bit values are multiplied by signed bytes, bytes by unsigned ones.
   void (*codes)(const GroupTile& tile, float* totals);
   void (*bytes)(const GroupTile& tile, float* totals);
@@ -381,6 +381,9 @@ struct Path {
 const Path& portable_path();
 #if defined(__x86_64__)
 const Path& avx2_path();
+const Path& avx_vnni_path();
+const Path& avx_vnni_evex_path();  // the same kernels for processors with AVX512-VNNI
+const Path& avx512_path();
 const Path& avx512_vnni_path();
 const Path& brgemm_path();
 // Whether oneDNN is usable now: it may be disabled, or limited to fewer instruction sets.

@@ -1,14 +1,11 @@
 // AVX512 with `vpdpbusd`: tiles of up to 6 rows by 64 columns, whose 24 sums stay in registers over
-// all of K. B is read from the nearest cache that holds one block (K * 64 bytes).
+// all of K. B is read from the nearest cache that holds one block (K * 64 bytes). What needs no dot
+// products of bytes is that of avx512.cpp.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
-#include "linear/finish.h"
 #include "linear/groups_avx512.h"
-#include "quantized/real_avx512.h"
-#include "rowwise/rows.h"
 
 namespace {
 
@@ -79,27 +76,22 @@ void multiply(const qfuse::Tile& t, int32_t* sums) {
 
 int64_t tile_rows(int64_t) { return kRows; }
 
-void release() {}
+qfuse::Path path_with_dots() {
+  qfuse::Path path = qfuse::avx512_path();
+  path.name = "avx512_vnni";
+  path.tile_rows = &tile_rows;
+  path.multiply = &multiply;
+  path.depthwise = &depthwise;
+  path.groups = &group_kernels;
+  return path;
+}
 
 }  // namespace
 
 namespace qfuse {
 
 const Path& avx512_vnni_path() {
-  static const Path path{
-      .name = "avx512_vnni",
-      .tile_rows = &tile_rows,
-      .dense = false,
-      .multiply = &multiply,
-      .depthwise = &depthwise,
-      .copy_rows = &copy_rows,
-      .finish = &finish,
-      .finish_halves = &finish_halves,
-      .release = &release,
-      .real = &real_avx512(),
-      .rows = &row_kernels,
-      .groups = &group_kernels,
-  };
+  static const Path path = path_with_dots();
   return path;
 }
 

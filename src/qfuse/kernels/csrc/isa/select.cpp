@@ -5,24 +5,49 @@
 
 #include <atomic>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace qfuse {
 namespace {
 
 std::atomic<const Path*> forced{nullptr};
 
+#if defined(__x86_64__)
+// Compilers that are older than the instructions do not know their name.
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
+// The best one last.
+void add_x86_paths(std::vector<const Path*>& paths) {
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;
+  paths.push_back(&avx2_path());
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
+  if (has_avx_vnni()) {
+    paths.push_back(&avx_vnni_path());
+  } else if (has_vnni) {
+    paths.push_back(&avx_vnni_evex_path());
+  }
+  if (has_avx512) paths.push_back(&avx512_path());
+  if (!has_vnni) return;
+  if (brgemm_runs()) paths.push_back(&brgemm_path());
+  paths.push_back(&avx512_vnni_path());
+  // True only if oneDNN will use AMX for int8.
+  if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar)) {
+    std::swap(paths.back(), paths[paths.size() - 2]);
+  }
+}
+#endif
+
 std::vector<const Path*> usable_paths() {
   std::vector<const Path*> paths{&portable_path()};
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    paths.push_back(&avx2_path());
-  if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    if (brgemm_runs()) paths.push_back(&brgemm_path());
-    paths.push_back(&avx512_vnni_path());
-    // True only if oneDNN will use AMX for int8.
-    if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar))
-      std::swap(paths.back(), paths[paths.size() - 2]);
-  }
+  add_x86_paths(paths);
 #endif
   return paths;
 }

@@ -31,6 +31,22 @@ QFUSE_INLINE void with_tile(const qfuse::GroupTile& t, const F& f) {
   with_zeros(t.groups, [&]<class Has>(Has) { f.template operator()<Most, Has>(); });
 }
 
+// Calls f<Rows, Has>(tile, totals) for pieces of at most Most rows of a tile of any height.
+template <int Most, class F>
+QFUSE_INLINE void in_tiles(const qfuse::GroupTile& all, float* totals, const F& f) {
+  qfuse::GroupTile t = all;
+  const auto moved = [](const int32_t* from, int64_t by) { return from ? from + by : nullptr; };
+  for (int64_t i = 0; i < all.rows; i += Most) {
+    t.a = all.a + i * all.lda;
+    t.rows = all.rows - i < Most ? all.rows - i : Most;
+    t.groups.x_zero = moved(all.groups.x_zero, i);
+    t.groups.x_terms = moved(all.groups.x_terms, i * all.groups.count);
+    with_tile<Most>(t, [&]<int Rows, class Has>() {
+      f.template operator()<Rows, Has>(t, totals + i * qfuse::kBlock);
+    });
+  }
+}
+
 QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
   if (!g.short_sums) return load<Ints>(g.long_sums + at, kLanes);
   return widened(load<Numbers>(g.short_sums + at, kLanes));

@@ -1,5 +1,5 @@
-// Blocks of groupwise 4-bit weights with AVX2: `vpmaddubsw` is exact here, since two products of
-// 15 by 128 are far below the 16-bit limits, and eight such sums still fit.
+// Blocks of groupwise 4-bit weights with AVX2 or AVX512BW: `vpmaddubsw` is exact here, since two
+// products of 15 by 128 are far below the 16-bit limits, and eight such sums still fit.
 #pragma once
 
 #include <immintrin.h>
@@ -9,59 +9,72 @@
 namespace {
 
 constexpr int kGroupRows = 4;
-constexpr int kGroupVectors = 2;  // at a time, of the eight of a block
+constexpr int kGroupVectors = 2;  // at a time, of those of a block
 constexpr int64_t kWideEvery = 4;  // pairs of groups of four k that are summed in 16 bits
+
+// Sums of two products of unsigned by signed bytes.
+QFUSE_INLINE Shorts byte_products(Words codes, Words x) {
+#if defined(__AVX512BW__)
+  return bits<Shorts>(_mm512_maddubs_epi16(bits<__m512i>(codes), bits<__m512i>(x)));
+#else
+  return bits<Shorts>(_mm256_maddubs_epi16(bits<__m256i>(codes), bits<__m256i>(x)));
+#endif
+}
+
+// Sums of two numbers.
+QFUSE_INLINE Words pair_sums(Shorts s) {
+  const Shorts ones = Shorts{} + static_cast<int16_t>(1);
+#if defined(__AVX512BW__)
+  return bits<Words>(_mm512_madd_epi16(bits<__m512i>(s), bits<__m512i>(ones)));
+#else
+  return bits<Words>(_mm256_madd_epi16(bits<__m256i>(s), bits<__m256i>(ones)));
+#endif
+}
 
 // Adds eight k of 4-bit values, times signed bytes, to 16-bit sums.
 template <int Rows>
-QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b, __m256i* sums) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  __m256i both[kGroupVectors], w[kGroupVectors];
+QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b, Shorts* sums) {
+  Words both[kGroupVectors], w[kGroupVectors];
   const auto multiply = [&](const uint8_t* from) QFUSE_LAMBDA {
     Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
-      int word;
+      uint32_t word;
       __builtin_memcpy(&word, from + R * lda, sizeof(word));
-      const __m256i x = _mm256_set1_epi32(word);
+      const Words x = Words{} + word;
       Unrolled<kGroupVectors>::run([&]<int V>() QFUSE_LAMBDA {
-        __m256i& sum = sums[R * kGroupVectors + V];
-        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(w[V], x));
+        sums[R * kGroupVectors + V] += byte_products(w[V], x);
       });
     });
   };
   Unrolled<kGroupVectors>::run([&]<int V>() QFUSE_LAMBDA {
-    both[V] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b + 32 * V));
-    w[V] = _mm256_and_si256(both[V], mask);
+    __builtin_memcpy(&both[V], b + 4 * kLanes * V, sizeof(both[V]));
+    w[V] = both[V] & 0x0f0f0f0fu;
   });
   multiply(a);
-  Unrolled<kGroupVectors>::run([&]<int V>() QFUSE_LAMBDA {
-    w[V] = _mm256_and_si256(_mm256_srli_epi16(both[V], 4), mask);
-  });
+  Unrolled<kGroupVectors>::run(
+      [&]<int V>() QFUSE_LAMBDA { w[V] = (both[V] >> 4) & 0x0f0f0f0fu; });
   multiply(a + qfuse::kGroup);
 }
 
 template <int Rows, class Has>
 void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, float* totals) {
   constexpr int kTotals = Rows * kGroupVectors;
-  const __m256i ones = _mm256_set1_epi16(1);
   const int64_t pairs = t.depth / 2;
   const uint8_t* a = t.a + group * t.depth * qfuse::kGroup;
-  const uint8_t* b = t.b + group * pairs * qfuse::kBlock * qfuse::kGroup + vector * 32;
+  const uint8_t* b = t.b + group * pairs * qfuse::kBlock * qfuse::kGroup + vector * 4 * kLanes;
   Words total[kTotals];
   Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
     total[I] = start_of<Has>(t.groups, group, I / kGroupVectors);
   });
   for (int64_t done = 0; done < pairs; done += kWideEvery) {
-    __m256i sums[kTotals];
-    Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA { sums[I] = _mm256_setzero_si256(); });
+    Shorts sums[kTotals];
+    Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA { sums[I] = Shorts{}; });
     const int64_t count = pairs - done < kWideEvery ? pairs - done : kWideEvery;
     for (int64_t p = 0; p < count; ++p) {
       multiply_codes<Rows>(a, t.lda, b, sums);
       a += 2 * qfuse::kGroup;
       b += qfuse::kBlock * qfuse::kGroup;
     }
-    Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
-      total[I] += bits<Words>(_mm256_madd_epi16(sums[I], ones));
-    });
+    Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA { total[I] += pair_sums(sums[I]); });
   }
   add_shares<Rows, kGroupVectors, Has>(t.groups, group, vector, total, totals);
 }
@@ -69,10 +82,10 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
 // Whole blocks, although fewer columns may be needed: the padding is zero. A group of all columns
 // is contiguous in memory, so groups are the outer loop.
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
-  with_tile<kGroupRows>(t, [&]<int Rows, class Has>() {
-    for (int64_t group = 0; group < t.groups.count; ++group) {
+  in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
+    for (int64_t group = 0; group < some.groups.count; ++group) {
       for (int64_t v = 0; v < kColumnVectors; v += kGroupVectors) {
-        multiply_group<Rows, Has>(t, group, v, totals);
+        multiply_group<Rows, Has>(some, group, v, to);
       }
     }
   });

@@ -1,0 +1,41 @@
+// AVX512 without dot product instructions of bytes. All but the products is also what the paths
+// with them use.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include "convolution/copy_rows.h"
+#include "convolution/depthwise.h"
+#include "isa/widened.h"
+#include "linear/finish.h"
+#include "linear/groups_pairs.h"
+#include "quantized/real_avx512.h"
+#include "rowwise/rows.h"
+
+namespace {
+
+void release() {}
+
+}  // namespace
+
+namespace qfuse {
+
+const Path& avx512_path() {
+  static const Path path{
+      .name = "avx512",
+      .tile_rows = &widened_tile_rows,
+      .dense = false,
+      .multiply = &multiply_widened,
+      .depthwise = &depthwise,
+      .copy_rows = &copy_rows,
+      .finish = &finish,
+      .finish_halves = &finish_halves,
+      .release = &release,
+      .real = &real_avx512(),
+      .rows = &row_kernels,
+      .groups = &group_kernels,
+  };
+  return path;
+}
+
+}  // namespace qfuse
+#endif
