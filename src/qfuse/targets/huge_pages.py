@@ -1,8 +1,8 @@
 """Memory for weights in huge pages.
 
 A row of activations reads all weights of a model once, from memory. With pages of 4 KiB a thread
-waits for page tables as long as for the weights; pages of 2 MiB have a five-hundredth of them. Linux
-gives them to memory that asks for them, unless the administrator has switched that off.
+waits for page tables about as long as for the weights; pages of 2 MiB have a five-hundredth of
+them. Linux gives them to memory that asks for them, unless the administrator has switched it off.
 """
 
 from __future__ import annotations
