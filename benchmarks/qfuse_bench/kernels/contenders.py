@@ -13,6 +13,8 @@ from enum import StrEnum
 import torch
 import torch.nn.functional as F
 
+from qfuse.targets.huge_pages import HugePages
+
 OURS = "qfuse"
 """The name of the contender that the others are compared with."""
 
@@ -123,6 +125,14 @@ def replicas(tensors: Sequence[torch.Tensor], copies: Copies) -> list[tuple[torc
     """Return copies of what belongs to one weight, the given tensors among them."""
     count = copies(sum(tensor.nbytes for tensor in tensors))
     return [tuple(tensors), *(tuple(t.clone() for t in tensors) for _ in range(count - 1))]
+
+
+def compiled_replicas(
+    tensors: Sequence[torch.Tensor], copies: Copies
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return copies as compiled models keep their constants: in huge pages, if they are allowed."""
+    memory = HugePages()
+    return [tuple(map(memory.place, copy)) for copy in replicas(tensors, copies)]
 
 
 def real_linear(x: torch.Tensor, weights: list[tuple[torch.Tensor, ...]]) -> Contender:

@@ -17,6 +17,7 @@ from qfuse_bench.kernels.contenders import (
     Kind,
     Prepared,
     codes,
+    compiled_replicas,
     qlinear,
     real_linear,
     replicas,
@@ -41,7 +42,7 @@ def _w4a8(group: int) -> Callable[[int, int, Copies], Prepared]:
         bias = torch.randn(n)
         middle = torch.tensor([_MIDDLE], dtype=torch.int8)
         packed = pack_grouped(weight, scale, middle)
-        ours = replicas(packed[:3], copies)
+        ours = compiled_replicas(packed[:3], copies)
         onednn = qlinear(codes(n, k), scales(n), bias, copies)
         narrow = replicas([real.bfloat16(), bias.bfloat16()], copies)
 
@@ -73,7 +74,7 @@ def _w4a16(group: int, dtype: torch.dtype) -> Callable[[int, int, Copies], Prepa
     def prepare(k: int, n: int, copies: Copies) -> Prepared:
         weight, scale, real = _weight(k, n, group)
         bias = torch.randn(n).to(dtype)
-        ours = replicas([pack_weight4(weight), pack_groups(scale)], copies)
+        ours = compiled_replicas([pack_weight4(weight), pack_groups(scale)], copies)
         wide = replicas([real.to(dtype), bias], copies)
 
         def contenders(m: int) -> Contenders:

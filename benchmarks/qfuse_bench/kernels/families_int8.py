@@ -17,6 +17,7 @@ from qfuse_bench.kernels.contenders import (
     Kind,
     Prepared,
     codes,
+    compiled_replicas,
     qlinear,
     real_linear,
     replicas,
@@ -26,7 +27,7 @@ from qfuse_bench.kernels.contenders import (
 
 def _packed(weight: torch.Tensor, copies: Copies) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return copies of the packed weight with its sums."""
-    return [(packed, sums) for packed, sums in replicas(pack_weight(weight), copies)]
+    return [(packed, sums) for packed, sums in compiled_replicas(pack_weight(weight), copies)]
 
 
 def _w8a8(k: int, n: int, copies: Copies) -> Prepared:

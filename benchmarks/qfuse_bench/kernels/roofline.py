@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from qfuse.targets.huge_pages import HugePages
 from qfuse_bench.harness.measure import Series, measure
 from qfuse_bench.kernels.contenders import Arithmetic, Kind, Shape
 from qfuse_bench.kernels.families import FAMILIES
@@ -127,7 +128,7 @@ def measure_limits(cache_bytes: int) -> tuple[Limits, Reader]:
 
 def _users(amount: int) -> dict[str, Reader]:
     """Return what reads memory and does little else, by name."""
-    int64 = torch.ones(amount // 8, dtype=torch.int64)
+    int64 = HugePages().place(torch.ones(amount // 8, dtype=torch.int64))
     float32, int8 = int64.view(torch.float32), int64.view(torch.int8)
     runs: dict[str, Callable[[], object]] = {
         "sum": int64.sum,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -23,6 +23,7 @@ from qfuse.kernels import (
 from qfuse.kernels.pack import BLOCK
 from qfuse.lower.operands.groups import first_value, group_scales, group_zero_points
 from qfuse.rewrite.prelude import Node, Rewriter
+from qfuse.targets.huge_pages import HugePages
 
 Made = TypeVar("Made")
 
@@ -66,11 +67,17 @@ class TapLayout(Hashable, Protocol):
 
 @dataclass(slots=True)
 class Packer:
-    """Packs constants and caches them by identity, for all kernels of a lowering."""
+    """Packs constants and caches them by identity, for all kernels of a lowering.
 
+    Attributes:
+        memory: Where packed tensors lie, in the order in which they were packed.
+    """
+
+    memory: HugePages = field(default_factory=HugePages)
     _known: dict[Hashable, tuple[tuple[torch.Tensor | None, ...], Any]] = field(
         default_factory=dict
     )
+    _placed: set[int] = field(default_factory=set)
 
     def once(
         self, make: Callable[[], Made], tensors: Sequence[torch.Tensor | None], *rest: Hashable
@@ -81,8 +88,25 @@ class Packer:
         """
         key = (*map(id, tensors), *rest)
         if key not in self._known:
-            self._known[key] = tuple(tensors), make()
+            self._known[key] = tuple(tensors), self._place(make())
         made: Made = self._known[key][1]
+        return made
+
+    def _place(self, made: Any) -> Any:
+        """Return what was made, with tensors in memory that is fast to read."""
+        if isinstance(made, torch.Tensor):
+            if id(made) in self._placed:  # packed for other kernels before
+                return made
+            placed = self.memory.place(made)
+            self._placed.add(id(placed))  # the cache keeps it alive
+            return placed
+        if isinstance(made, tuple):
+            parts = map(self._place, made)
+            return type(made)(*parts) if hasattr(made, "_fields") else tuple(parts)
+        if is_dataclass(made) and not isinstance(made, type):
+            return replace(
+                made, **{f.name: self._place(getattr(made, f.name)) for f in fields(made)}
+            )
         return made
 
     def pack_values(self, stored: torch.Tensor, spec: QuantSpec, bits: int) -> torch.Tensor:
