@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,9 +103,17 @@ def scale_factor(
 def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
     # A scale of zero dequantizes to zeros; `quantize-chain`, which divides by it, refuses it
     # itself. No comparison with NaN holds.
-    if bool((value.isfinite() & (value >= 0)).all()):
+    wrong = ~(value.isfinite() & (value >= 0))
+    count, total = int(wrong.sum()), value.numel()
+    if not count:
         return None
-    return Miss(MissCode.RANGE, at, "the factor is infinite, NaN or negative, so not a scale")
+    first = float(value[wrong][0])
+    what = "negative" if first < 0 and math.isfinite(first) else "not finite"
+    if total == 1:
+        text = "the factor is {:g}, which is {}, so it is not a scale"
+        return Miss(MissCode.RANGE, at, text, first, what)
+    text = "{} of the {} factors are no scales: the first of them is {:g}, which is {}"
+    return Miss(MissCode.RANGE, at, text, count, total, first, what)
 
 
 def inverse_factor(
