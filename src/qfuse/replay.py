@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from qfuse.cost import CostModel
 from qfuse.ir.errors import OptionsError, PlanError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -34,7 +33,7 @@ def replay_plan(
     _check_backends(wanted, pipeline)
     notes = [*check_versions(wanted), *_machine_notes(wanted, pipeline)]
     off = recorded_off(wanted)
-    pipeline = replace(pipeline, cost=CostModel(wanted.profile), banned=off)
+    pipeline = replace(pipeline, cost=replace(pipeline.cost, profile=wanted.profile), banned=off)
     plan = pipeline.plan(captured, inputs)
     assert plan.data is not None, "the pipeline records its decisions"
     edits = find_edits(wanted, plan.data, plan.lowered.log)

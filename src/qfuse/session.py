@@ -139,7 +139,8 @@ class Session:
 
     def pipeline(self, profile: CostProfile | None = None) -> Pipeline:
         """Return the pipeline from the captured to the lowered graph."""
-        cost = CostModel(profile or cost_profile(self.target))
+        compiles = self.options.backend != BuiltinBackend.EAGER
+        cost = CostModel(profile or cost_profile(self.target), loops=compiles)
         return Pipeline(
             self.target,
             cost,

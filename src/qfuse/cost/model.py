@@ -88,9 +88,11 @@ class CostModel:
 
     Attributes:
         profile: The measured speeds.
+        loops: Whether a compiler makes loops of elementwise ops; without one each op is a call.
     """
 
     profile: CostProfile
+    loops: bool = True
 
     def estimate(self, work: Work) -> Estimate:
         """Return the time of one work, by component."""

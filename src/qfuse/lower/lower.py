@@ -153,7 +153,7 @@ class _Lowering:
             if op is not None:
                 self._lower_rowwise(op)
             elif as_softmax(node) is not None:
-                why = "no kernel computes a softmax: it is compiled to loops with the ops around it"
+                why = f"no kernel computes a softmax: {self._loops}"
                 self._report_expanded(node, describe_node(node), (), why, ExpandCause.LOOPS)
         # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
@@ -235,8 +235,15 @@ class _Lowering:
                 return
             left = found
         losers = (*left.losers, *self._apart.get(op.node, ()))
-        why = "it is compiled to loops with the surrounding ops"
+        why = self._loops
         self._report_expanded(op.node, describe_rowwise(op), losers, why, ExpandCause.LOOPS)
+
+    @property
+    def _loops(self) -> str:
+        """What runs an op that no kernel takes."""
+        if self._context.cost.loops:
+            return "it is compiled to loops with the surrounding ops"
+        return "the backend compiles nothing, so it runs op by op"
 
     def _lower(self, problem: Problem) -> _NotLowered | None:
         """Replace ``problem`` by the cheapest kernel, or return why there is none."""

@@ -26,8 +26,8 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
         plan = float_work(problem, COMPUTE_KINDS[problem.float_dtype])
         return against(choice, problem, Rival("float product", context.cost.seconds(plan)))
     loops = choice.offer.claim.loops
-    # Claims of products with a weight have no such alternative.
-    if loops is None:
+    # Claims of products with a weight have no such alternative, and without a compiler none has.
+    if loops is None or not context.cost.loops:
         return choice
     rival = Rival("compiled loops", context.cost.seconds(loops), shown=False)
     return against(choice, problem, rival)

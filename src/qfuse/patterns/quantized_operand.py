@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.dtypes import BYTES
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value, is_constant_expression
 from qfuse.ir.ops.qdq import as_dequantize
-from qfuse.ir.ops.views import dtype_of
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.rewrite.node_mover import NodeMover
 from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
 
 _FACTORS = (aten.mul.Tensor, aten.div.Tensor)
-# Bounds the search above an operand.
+# Bound the search above an operand; each factor at run time may be one of two values.
 _STEPS = 16
+_FACTORS_ABOVE = 3
 
 
 def moved_operand(operand: Node) -> tuple[tuple[Movement, ...], Node]:
@@ -38,6 +41,109 @@ def reapply_movements(rw: Rewriter, movements: Sequence[Movement], value: Node) 
     for movement in reversed(movements):
         value = movement.apply(mover, value)
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A value that is multiplied or divided by a factor.
+
+    Attributes:
+        node: The product or quotient.
+        source: The value.
+        factor: The factor: a number or a node.
+        value: Its value; ``None`` if it is computed at run time.
+    """
+
+    node: Node
+    source: Node
+    factor: Argument
+    value: torch.Tensor | None
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """The shape of the factor."""
+        return tuple(shape_of(self.factor)) if isinstance(self.factor, Node) else ()
+
+    @property
+    def is_one_number(self) -> bool:
+        """Whether all elements have one factor."""
+        return all(map(is_one, self.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedOperand:
+    """An operand of a product that is quantized below movements and factors.
+
+    Attributes:
+        steps: What is applied to it, from the last to the first.
+        base: The dequantize, or quantized values that are cast, shifted and scaled at run time.
+    """
+
+    steps: tuple[Movement | Scaling, ...]
+    base: Node
+
+    def reapply(self, rw: Rewriter, value: Node) -> Node:
+        """Apply the steps to another value of the same shape."""
+        mover = NodeMover(rw)
+        for step in reversed(self.steps):
+            if isinstance(step, Scaling):
+                op = overload_of(step.node)
+                assert op is not None, "a product is a call"
+                value = rw.call(op, value, step.factor)
+            else:
+                value = step.apply(mover, value)
+        return value
+
+
+def quantized_operand(operand: Node) -> QuantizedOperand | None:
+    """View an operand as quantized values that are computed at run time."""
+    return _below(operand, (), 0)
+
+
+def _below(
+    operand: Node, above: tuple[Movement | Scaling, ...], factors: int
+) -> QuantizedOperand | None:
+    movements, node = moved_operand(operand)
+    steps = (*above, *movements)
+    if _is_dequantized_activation(node) or scaled_at_run_time(node) is not None:
+        return QuantizedOperand(steps, node)
+    if factors == _FACTORS_ABOVE:
+        return None
+    for scaling in scalings(node):
+        found = _below(scaling.source, (*steps, scaling), factors + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def scalings(node: Node) -> Iterator[Scaling]:
+    """Yield the ways to view ``node`` as a value with a factor that has fewer elements."""
+    known = scaled_by_constant(node)
+    if known is not None:
+        yield Scaling(node, *known)
+        return
+    if not is_call(node, *_FACTORS):
+        return
+    a = arguments(node)
+    sides = [(a["self"], a["other"])]
+    if not is_call(node, aten.div.Tensor):
+        sides.append((a["other"], a["self"]))
+    for source, factor in sides:
+        if isinstance(source, Node) and isinstance(factor, Node) and _is_factor(source, factor):
+            yield Scaling(node, source, factor, None)
+
+
+def _is_factor(source: Node, factor: Node) -> bool:
+    """Whether a value computed at run time is one factor for several elements."""
+    if dtype_of(factor) not in FLOATS or not dtype_of(source).is_floating_point:
+        return False
+    shape, fewer = shape_of(source), shape_of(factor)
+    if len(fewer) > len(shape):
+        return False
+    sizes = [*(1,) * (len(shape) - len(fewer)), *fewer]
+    one = [is_one(size) and not is_one(whole) for size, whole in zip(sizes, shape, strict=True)]
+    kept = [whole if alone else size for size, whole, alone in zip(sizes, shape, one, strict=True)]
+    return any(one) and same_shape(kept, shape)
 
 
 def scaled_by_constant(node: Node) -> tuple[Node, Argument, torch.Tensor] | None:
@@ -67,21 +173,39 @@ def _value(factor: object) -> torch.Tensor | None:
     return constant_value(factor)
 
 
-def scaled_at_run_time(node: Node) -> tuple[Node, Node] | None:
-    """Return the 8-bit values that ``node`` casts and multiplies by a tensor, and that tensor.
+def scaled_at_run_time(node: Node) -> tuple[Node, Argument] | None:
+    """Return the 8-bit values that ``node`` casts, shifts and scales, and the scale.
 
-    Both are computed at run time.
+    The values are computed at run time, and so is the scale, or else what is subtracted from them.
     """
     if not is_call(node, aten.mul.Tensor):
         return None
     a = arguments(node)
     for value, by in ((a["self"], a["other"]), (a["other"], a["self"])):
-        q = cast_source(value)
+        if not isinstance(value, Node):
+            continue
+        q, zero = _unshifted(value)
         if q is None or dtype_of(q) not in BYTES or is_constant_expression(q):
             continue
-        if isinstance(by, Node) and constant_value(by) is None:
-            return q, by
+        if any(isinstance(part, Node) and constant_value(part) is None for part in (by, zero)):
+            return value, by
     return None
+
+
+def _unshifted(value: Node) -> tuple[Node | None, Argument]:
+    """Return what a value is cast from, and what is subtracted in between."""
+    zero: Argument = None
+    q, source = value, cast_source(value)
+    while source is not None and dtype_of(q) not in BYTES:
+        q, source = source, cast_source(source)
+    if is_call(q, aten.sub.Tensor) and arguments(q)["alpha"] == 1:
+        zero, shifted = arguments(q)["other"], arguments(q)["self"]
+        if not isinstance(shifted, Node):
+            return None, None
+        q, source = shifted, cast_source(shifted)
+        while source is not None and dtype_of(q) not in BYTES:
+            q, source = source, cast_source(source)
+    return (None if q is value else q), zero
 
 
 def is_quantized_activation(operand: Node, *, factors: bool = True) -> bool:
@@ -89,27 +213,17 @@ def is_quantized_activation(operand: Node, *, factors: bool = True) -> bool:
 
     Args:
         operand: An operand of a product.
-        factors: Look through constant factors too, which can scale the product instead.
+        factors: Look through factors too, which can scale the product instead.
     """
-    node = _unscaled(operand) if factors else moved_operand(operand)[1]
-    return _is_dequantized_activation(node)
+    if not factors:
+        return _is_dequantized_activation(moved_operand(operand)[1])
+    found = quantized_operand(operand)
+    return found is not None and _is_dequantized_activation(found.base)
 
 
 def is_scaled_activation(operand: Node) -> bool:
     """Whether an operand is a quantized activation, or one that is scaled at run time."""
-    node = _unscaled(operand)
-    return scaled_at_run_time(node) is not None or _is_dequantized_activation(node)
-
-
-def _unscaled(operand: Node) -> Node:
-    """Return what movements and constant factors are applied to."""
-    for _ in range(_STEPS):
-        _, operand = moved_operand(operand)
-        scaled = scaled_by_constant(operand)
-        if scaled is None:
-            break
-        operand = scaled[0]
-    return operand
+    return quantized_operand(operand) is not None
 
 
 def _is_dequantized_activation(node: Node) -> bool:

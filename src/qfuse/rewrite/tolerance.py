@@ -51,6 +51,28 @@ MODEL = Tolerance(
 )
 """A whole model, against the captured graph."""
 
+
+@dataclass(frozen=True, slots=True)
+class LongSum:
+    """When the error of a sequential float32 sum counts as noise of the source.
+
+    Attributes:
+        terms: Sums of fewer terms do not count.
+        most: The greatest relative error that counts.
+    """
+
+    terms: int
+    most: float
+
+
+LONG_SUM = LongSum(
+    # Below, a sum of one sign is within the noise of a library's order.
+    terms=1024,
+    # With the factor of a site, an error of 0.05 % is allowed at most, so a wrong factor is found.
+    most=2.0**-13,
+)
+"""Sums of many terms of one sign, which are asked for only where a site is otherwise wrong."""
+
 BACKEND_STEPS = 1
 """How many steps a quantized result of a lossy backend may be off: fixed-point arithmetic rounds at
 other ties than float arithmetic."""

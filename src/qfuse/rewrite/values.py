@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.library import declaration_of
+from qfuse.rewrite.long_sums import call_with_sum_error, has_sums
 
 _OLD, _NEW = 1, 2
 
@@ -90,6 +91,34 @@ def wide_value(
         return None
 
 
+def long_sum_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any | None:
+    """Evaluate ``node`` like :func:`wide_value`, with the error of long sequential sums.
+
+    Returns:
+        The value, or ``None`` if it has no products, or an op does not support float64.
+    """
+    if not _any_sums(node, boundary):
+        return None
+    try:
+        return _evaluate(node, boundary, lambda n: _widen(values.of(n)), _call_summed)
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
+        return None
+
+
+def _any_sums(node: Node, boundary: frozenset[Node]) -> bool:
+    stack, seen = [node], {node}
+    while stack:
+        top = stack.pop()
+        if top in boundary:
+            continue
+        if has_sums(top):
+            return True
+        fresh = [n for n in top.all_input_nodes if n not in seen]
+        seen.update(fresh)
+        stack.extend(fresh)
+    return False
+
+
 def region_value(node: Node, values: Values, boundary: frozenset[Node]) -> Any:
     """Evaluate ``node`` from the values of ``boundary`` without caching intermediates."""
     return _evaluate(node, boundary, values.of, _call)
@@ -162,6 +191,19 @@ def _call(node: Node, known: dict[Node, Any]) -> Any:
 
 def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     assert callable(node.target), f"cannot evaluate {node.format_node()}"
+    args, kwargs = _wide_arguments(node, known)
+    with torch.no_grad():
+        return node.target(*args, **kwargs)
+
+
+def _call_summed(node: Node, known: dict[Node, Any]) -> Any:
+    if not has_sums(node):
+        return _call_wide(node, known)
+    with torch.no_grad():
+        return call_with_sum_error(node, *_wide_arguments(node, known))
+
+
+def _wide_arguments(node: Node, known: dict[Node, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
     # A `getitem` takes an index, which must not be widened.
     op = overload_of(node)
@@ -171,8 +213,7 @@ def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     declared = declaration_of(op)
     if declared is not None:
         args, kwargs = declared.widened_args(args, kwargs), {}
-    with torch.no_grad():
-        return node.target(*args, **kwargs)
+    return args, kwargs
 
 
 def _shake(value: Any, random: torch.Generator) -> Any:

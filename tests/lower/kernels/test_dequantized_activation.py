@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.support.cases.lowering import NO_KERNELS, dequantized, lowered, pairs, why_not
+from tests.support.cases.quantized_convolution import lowered_convolution
 
 from qfuse.ir.events import EXPAND, Exactness, Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
@@ -98,3 +99,40 @@ def test_without_any_kernel_it_is_expanded_and_says_why() -> None:
 
 def test_why_the_int8_kernels_did_not_is_kept() -> None:
     assert "float offset" in why_not(lowered(product(BYTE, OFFSET)), "qfuse.linear_w4a8")
+
+
+# The weight's shape, the groups, whether it is transposed, and the weight's axis of scales.
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], int, bool, int]] = {
+    "depthwise": ((16, 1, 3, 3), 16, False, 0),
+    "grouped": ((24, 4, 3, 3), 4, False, 0),
+    "transposed": ((16, 24, 3, 3), 1, True, 1),
+    "transposed grouped": ((16, 8, 3, 3), 4, True, 1),
+    "transposed depthwise": ((16, 1, 3, 3), 16, True, 0),
+}
+PER_CHANNEL = replace(BYTE, block=(None, 1, None, None))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+@pytest.mark.parametrize(
+    "activation", [replace(SHORT, block=(None,) * 4), PER_CHANNEL], ids=["int16", "per channel"]
+)
+def test_the_weight_of_a_convolution_stays_quantized(kind: str, activation: QuantSpec) -> None:
+    shape, groups, transposed, axis = CONVOLUTIONS[kind]
+    b, given = GraphBuilder(), (2, 16, 9, 7)
+    x = b.arg("x", torch.float32, *given)
+    scale = b.const("x_scale", torch.rand(activation.grid(given)) * 0.01 + 0.02)
+    quantized = b.call(ops.quantize, x, scale, None, str(activation))
+    real = b.call(ops.dequantize, quantized, scale, None, str(activation))
+    spec = replace(INT8, block=tuple(1 if place == axis else None for place in range(4)))
+    weight = dequantized(b, shape, spec)
+    settings = [2, 2], [1, 1], [1, 1], transposed, [int(transposed)] * 2, groups
+    out = b.call(aten.convolution.default, real, weight, None, *settings)
+    program = b.done(out)
+    low = lowered_convolution(program)
+    (event,) = [e for e in low.log.of(Lowered) if e.place.op == "qfuse.convolution"]
+
+    assert event.kernel == "qfuse.convolution_w8a16"
+    assert "the activation is dequantized" in event.why
+    for new, old in pairs(program, low):
+        assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None

@@ -101,12 +101,14 @@ def lowered(
     program: OptimizedGraph,
     library: kernels.KernelLibrary | None = None,
     target: Target | None = None,
+    *,
+    loops: bool = True,
 ) -> LoweredGraph:
     """Lower a copy of ``program`` for a pinned machine."""
     library = kernels.load() if library is None else library
     linears = len(linear_kernels(library))
     rowwise = all_kernels(library)[linears:]
-    cost = CostModel(CostProfile.pinned())
+    cost = CostModel(CostProfile.pinned(), loops=loops)
     return lower(clone(program), target or Target.for_testing(), cost, rowwise)
 
 
@@ -294,3 +296,15 @@ def test_results_keep_their_order_of_memory() -> None:
     for mine, want in zip(run(low, inputs), run(program, inputs), strict=True):
         assert torch.equal(mine, want)
         assert mine.stride() == want.stride()
+
+
+@pytest.mark.isa("avx2")  # There is no portable rowwise kernel.
+def test_without_a_compiler_no_loops_are_expected() -> None:
+    low = lowered(REFUSED["compiled loops"].program(), loops=False)
+    assert event_of(low).kernel.startswith("qfuse.")
+
+    event = event_of(lowered(REFUSED["it is over 2 axes"].program(), loops=False))
+    assert (event.kernel, event.why) == (
+        "expand",
+        "the backend compiles nothing, so it runs op by op",
+    )

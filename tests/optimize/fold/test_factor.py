@@ -234,7 +234,7 @@ def test_refuses_a_factor_along_the_summed_axis(shape: tuple[int, ...]) -> None:
 
     miss = refusal(scaled(case, factor_of(case, *shape)))
     assert miss.code is MissCode.AXIS
-    text = f"a constant of shape {shape} is not one number per row or column of the result"
+    text = f"a factor of shape {shape} is not one number per row or column of the result"
     assert miss.reason == text
 
 
@@ -352,12 +352,12 @@ def test_refuses_a_vector() -> None:
     assert miss.code is MissCode.SHAPE
 
 
-@pytest.mark.parametrize("kind", ["run time", "float", "divides", "weight"])
+@pytest.mark.parametrize("kind", ["every element", "float", "divides", "weight"])
 def test_what_is_not_its_business(kind: str) -> None:
     case = Products((2, 3, 4, 8))
     b, x, other = case.b, case.x, case.other
-    if kind == "run time":
-        x = b.call(aten.mul.Tensor, x, b.arg("factor", F32))
+    if kind == "every element":
+        x = b.call(aten.mul.Tensor, x, b.arg("factor", F32, 2, 3, 4, 8))
     elif kind == "float":
         x = b.call(aten.mul.Tensor, b.arg("plain", F32, 2, 3, 4, 8), 0.3)
     elif kind == "divides":
@@ -369,3 +369,46 @@ def test_what_is_not_its_business(kind: str) -> None:
     result = apply_rules(program, [rule() for rule in RULES])
 
     assert (result.modified, list(result.misses)) == (False, [])
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("side", "shape"), [(side, shape) for side, shapes in SHAPES.items() for shape in shapes]
+)
+def test_factors_at_run_time(side: str, shape: tuple[int, ...]) -> None:
+    case = Products((2, 3, 4, 8))
+    factor, x, other = case.b.arg("factor", F32, *shape), case.x, case.other
+    if side == "x":
+        x = case.b.call(aten.mul.Tensor, factor, x)
+    else:
+        other = case.b.call(aten.div.Tensor, other, factor)
+    found = fused(case.done(case.b.call(aten.matmul.default, x, other)))
+
+    assert str(found.epilogue) in {"mul(0)", "div(0)", ""}
+    assert found.x_params is not None
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("case", MOVED)
+def test_factors_at_run_time_move_with_their_operand(case: str) -> None:
+    graph = Products((2, 3, 4, 8))
+    b = graph.b
+    shape, move = MOVED[case]
+    k = move(b, b.call(aten.mul.Tensor, graph.k, b.arg("factor", F32, *shape)))
+    turned = b.call(aten.transpose.int, k, -1, -2)
+    program = graph.done(b.call(aten.matmul.default, graph.x, turned))
+    source = clone(program)
+
+    assert fired(program) == {"sink-factor": 1}
+    inputs = random_inputs(source, n=3)
+    if case == "chosen tokens":
+        inputs = [x % 5 if x.dtype is torch.int64 else x for x in inputs]
+    (want,), (got,) = run(source, inputs), run(program, inputs)
+    assert (got.shape, got.stride()) == (want.shape, want.stride())
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+
+
+def test_refuses_a_factor_at_run_time_along_the_summed_axis() -> None:
+    case = Products((2, 3, 4, 8))
+
+    assert refusal(scaled(case, case.b.arg("factor", F32, 4, 8))).code is MissCode.AXIS

@@ -157,9 +157,33 @@ def test_refuses_an_axis_that_is_broadcast() -> None:
     assert miss.reason == "an axis of one element is broadcast: (4, 1), (5, 8)"
 
 
-def test_refuses_dots() -> None:
-    case = Products()
-    program = case.done(case.b.call(aten.einsum.default, "...qd,...kd->...qk", [case.x, case.k]))
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("equation", "k"),
+    [
+        ("...qd,...kd->...qk", (2, 3, 5, 8)),
+        ("...qd,kd->...qk", (5, 8)),
+        ("...qd,...kd->...qk", (3, 5, 8)),
+        ("b...qd,b...kd->b...qk", (2, 3, 5, 8)),
+    ],
+)
+def test_dots(equation: str, k: tuple[int, ...]) -> None:
+    case = Products((2, 3, 4, 8), k)
+    program = case.done(case.b.call(aten.einsum.default, equation, [case.x, case.k]))
+    before = clone(program)
+    done = optimize(program)
+
+    assert any(as_fused_matmul(node) for node in done.graph.nodes)
+    inputs = random_inputs(before)
+    (got,), (want,) = run(done, inputs), run(before, inputs)
+    assert (got.shape, got.stride()) == (want.shape, want.stride())
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("equation", ["...qd,...kd->qk", "...qd,...kd", "...qd,...d->...q"])
+def test_refuses_dots_that_are_summed(equation: str) -> None:
+    case = Products((2, 4, 8), (2, 5, 8) if equation.count("k") else (2, 8))
+    program = case.done(case.b.call(aten.einsum.default, equation, [case.x, case.k]))
 
     assert refusal(program).code is MissCode.PATTERN
 

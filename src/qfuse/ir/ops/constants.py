@@ -31,6 +31,8 @@ _FOLDABLE = frozenset(
         *(aten.full.default, aten.zeros.default, aten.ones.default),
         *(aten.scalar_tensor.default, aten.reciprocal.default, aten.neg.default),
         *(aten.mul.Tensor, aten.div.Tensor, aten.add.Tensor, aten.sub.Tensor),
+        *(aten.arange.default, aten.arange.start, aten.arange.start_step),
+        aten.remainder.Scalar,
     )
 )
 # Indices by which the values of a weight are ordered, and tensors that parts of it are written to.

@@ -22,6 +22,7 @@ from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
+from qfuse.normalize.aten.qdq.addcmul import SpellAddcmul
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
 from qfuse.normalize.aten.qdq.clamp_zero_point import ClampZeroPoint
@@ -78,6 +79,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ImportFakeQuantize,
     ContractScale,
     FloatZero,
+    SpellAddcmul,
     NarrowIntegers,
     InverseScale,
     ScaleOfProduct,

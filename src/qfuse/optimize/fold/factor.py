@@ -1,4 +1,4 @@
-"""Multiply the result of a product by a constant, instead of a quantized operand."""
+"""Multiply the result of a product by a factor, instead of a quantized operand."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.movement.base import Moved, Movement
 from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
+from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import same_shape
+from qfuse.ir.sizes import is_one, same_shape
 from qfuse.optimize.match.move_qparams import GraphMover, movement_name
 from qfuse.patterns.quantized_operand import (
+    Scaling,
     is_quantized_activation,
     moved_operand,
     reapply_movements,
-    scaled_by_constant,
+    scalings,
 )
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -45,26 +46,20 @@ _WIDE = (torch.float32, torch.bfloat16, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class FactorSite:
-    """A product, one operand of which is multiplied or divided by a constant.
+    """A product, one operand of which is multiplied or divided by a factor.
 
     Attributes:
         product: The product.
         side: The argument that is scaled.
         movements: What moves the scaled operand before the product, from the last to the first.
-        node: The multiplication or division.
-        source: What it multiplies.
-        factor: The other operand.
-        value: Its value.
+        scaling: The multiplication or division.
         moved: What the movements do to a factor with several values.
     """
 
     product: Matmul
     side: str
     movements: tuple[Movement, ...]
-    node: Node
-    source: Node
-    factor: Argument
-    value: torch.Tensor
+    scaling: Scaling
     moved: tuple[Moved, ...] = ()
 
 
@@ -82,7 +77,7 @@ class _SinkFactor(Rule[FactorSite], ABC):
         if site is not None and _is_exact(site) is not (self.exactness is Exactness.EXACT):
             return Miss(MissCode.ARGUMENT, node, "another rule sinks the factor", progress=0)
         if site is None or not all(map(is_quantized_activation, sides.values())):
-            text = "no quantized operand is multiplied by a constant"
+            text = "no quantized operand is multiplied by a factor"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         wrong = _refuse_factor(site)
         if wrong is not None or not _varies(site):
@@ -93,21 +88,14 @@ class _SinkFactor(Rule[FactorSite], ABC):
     def rewrite(self, site: FactorSite, rw: Rewriter) -> None:
         """Multiply the operands as they are, and scale the result."""
         product = site.product
-        value = reapply_movements(rw, site.movements, site.source)
+        scaling = site.scaling
+        value = reapply_movements(rw, site.movements, scaling.source)
         operands = [value, product.other] if site.side == "x" else [product.x, value]
-        op, scale = overload_of(product.node), overload_of(site.node)
+        op, scale = overload_of(product.node), overload_of(scaling.node)
         assert op is not None, "a product is a call"
         assert scale is not None, "a multiplication is a call"
         made = rw.call(op, *operands)
-        factor: Argument = site.factor
-        if site.moved:
-            mover = GraphMover(rw)
-            moved: Any = site.value.reshape(_full_rank(site))
-            for step in site.moved:
-                moved = step.apply(mover, moved)
-            # The constant is stored densely, not as a view of the old one.
-            dense = moved.contiguous() if isinstance(moved, torch.Tensor) else moved
-            factor = mover.node(dense, "factor")
+        factor = _moved_factor(site, rw) if site.moved else scaling.factor
         rw.replace(product.node, rw.call(scale, made, factor))
 
 
@@ -126,13 +114,13 @@ class SinkFactor(_SinkFactor):
 
     The product is then fused with both dequantizes, and the factor into its epilogue. The same for
     the right operand, for a quotient, and for a factor above views and transposes, with which it
-    moves. ``c`` is a number, or a constant with one number per row of the left operand or column of
-    the right one.
+    moves. ``c`` is a number or a tensor, constant or not, with one number per row of the left
+    operand or column of the right one.
 
     Rounding: the result is rounded before the factor instead of the operand after it.
 
-    Refuses: a factor that varies along the axis that is summed, or that is not finite; float16,
-    in which the result may overflow before it is scaled.
+    Refuses: a factor that varies along the axis that is summed, or a constant that is not finite;
+    float16, in which the result may overflow before it is scaled.
     """
 
     name = "sink-factor"
@@ -160,56 +148,76 @@ class SinkPowerOfTwo(_SinkFactor):
 
 
 def _site(product: Matmul, side: str, operand: Node) -> FactorSite | None:
-    """View an operand as a product with a constant below movements."""
+    """View an operand as a quantized value with a factor below movements."""
     movements, node = moved_operand(operand)
-    found = scaled_by_constant(node)
-    if found is None:
+    if as_dequantize(node) is not None:
         return None
-    source, factor, value = found
-    return FactorSite(product, side, movements, node, source, factor, value)
+    for scaling in scalings(node):
+        # Either of two values that are computed at run time may be the factor.
+        if is_quantized_activation(scaling.source):
+            return FactorSite(product, side, movements, scaling)
+    return None
+
+
+def _moved_factor(site: FactorSite, rw: Rewriter) -> Node:
+    """Apply the movements to a factor with several values."""
+    scaling, mover = site.scaling, GraphMover(rw)
+    missing = len(shape_of(scaling.node)) - len(scaling.shape)
+    moved: Any = scaling.factor if scaling.value is None else scaling.value
+    for _ in range(missing):
+        moved = mover.call(aten.unsqueeze.default, moved, 0)
+    for step in site.moved:
+        moved = step.apply(mover, moved)
+    # A constant is stored densely, not as a view of the old one.
+    dense = moved.contiguous() if isinstance(moved, torch.Tensor) else moved
+    return mover.node(dense, "factor")
 
 
 def _is_exact(site: FactorSite) -> bool:
-    if site.value.numel() != 1:
+    value = site.scaling.value
+    if value is None or value.numel() != 1:
         return False
-    number = float(site.value)
+    number = float(value)
     # The mantissa of a power of two.
     return abs(math.frexp(number)[0]) == 0.5 and _LEAST <= abs(number) <= _MOST  # noqa: PLR2004
 
 
 def _refuse_factor(site: FactorSite) -> Miss | None:
-    node, value, source = site.node, site.value, site.source
+    scaling = site.scaling
+    node, value, source = scaling.node, scaling.value, scaling.source
     shapes = shape_of(site.product.x), shape_of(site.product.other)
     if min(map(len, shapes)) < _MATRIX:
         text = "a product of shapes {} and {} has an operand of one axis"
         return Miss(MissCode.SHAPE, site.product.node, text, *map(tuple, shapes), progress=2)
-    if value.dtype is torch.bool or value.is_complex():
+    if value is not None and (value.dtype is torch.bool or value.is_complex()):
         return Miss(MissCode.DTYPE, node, "a constant of {}", value.dtype, progress=2)
     real = dtype_of(node)
     if real not in _WIDE or dtype_of(source) != real:
         text = "it is computed in {}, and its operand is {}"
         return Miss(MissCode.DTYPE, node, text, real, dtype_of(source), progress=2)
-    finite = value.isfinite() & ((value != 0) | is_call(node, aten.mul.Tensor))
-    if not bool(finite.all()):
-        return Miss(MissCode.RANGE, node, "the constant is not finite, or divides by 0", progress=2)
+    if value is not None:
+        finite = value.isfinite() & ((value != 0) | is_call(node, aten.mul.Tensor))
+        if not bool(finite.all()):
+            text = "the constant is not finite, or divides by 0"
+            return Miss(MissCode.RANGE, node, text, progress=2)
     return _refuse_shape(site)
 
 
 def _refuse_shape(site: FactorSite) -> Miss | None:
     """Refuse a factor that does not apply to whole rows of the left or columns of the right."""
-    node, shape = site.node, tuple(site.value.shape)
-    if not same_shape(shape_of(node), shape_of(site.source)):
+    scaling, shape = site.scaling, site.scaling.shape
+    if not same_shape(shape_of(scaling.node), shape_of(scaling.source)):
         text = "it broadcasts its operand of shape {}"
-        return Miss(MissCode.SHAPE, node, text, tuple(shape_of(site.source)), progress=2)
+        return Miss(MissCode.SHAPE, scaling.node, text, tuple(shape_of(scaling.source)), progress=2)
     # A tensor of one element with more axes than the result would add axes to that.
     fits = len(shape) <= len(shape_of(site.product.node))
-    if site.value.numel() == 1 and fits:
+    if scaling.is_one_number and fits:
         return None
     if _varies(site):
         return None
     summed = _summed(site)
     along = shape[summed] if len(shape) >= -summed else 1
-    return _refuse_axis(site) if along != 1 or not fits else None
+    return _refuse_axis(site) if not is_one(along) or not fits else None
 
 
 def _summed(site: FactorSite) -> int:
@@ -218,29 +226,26 @@ def _summed(site: FactorSite) -> int:
 
 
 def _refuse_axis(site: FactorSite) -> Miss:
-    text = "a constant of shape {} is not one number per row or column of the result"
-    return Miss(MissCode.AXIS, site.node, text, tuple(site.value.shape), progress=2)
+    text = "a factor of shape {} is not one number per row or column of the result"
+    return Miss(MissCode.AXIS, site.scaling.node, text, site.scaling.shape, progress=2)
 
 
 def _varies(site: FactorSite) -> bool:
     """Whether the factor has several values, which movements permute."""
-    return bool(site.movements) and site.value.numel() != 1
-
-
-def _full_rank(site: FactorSite) -> list[int]:
-    shape = site.value.shape
-    return [*(1,) * (len(shape_of(site.node)) - len(shape)), *shape]
+    return bool(site.movements) and not site.scaling.is_one_number
 
 
 def _moved_down(site: FactorSite) -> tuple[Moved, ...] | Miss:
     """Move a factor like the scale of a dequantize: one value for each element, or for an axis."""
-    block: Block = tuple(None if size == 1 else 1 for size in _full_rank(site))
+    scaling = site.scaling
+    shape = (*(1,) * (len(shape_of(scaling.node)) - len(scaling.shape)), *scaling.shape)
+    block: Block = tuple(None if is_one(size) else 1 for size in shape)
     steps: list[Moved] = []
     for movement in reversed(site.movements):
         step = movement.forward(block)
         if isinstance(step, Refusal):
-            text = "a constant of shape {} does not move below {}: {}"
-            details = tuple(site.value.shape), movement_name(movement), step.reason
+            text = "a factor of shape {} does not move below {}: {}"
+            details = scaling.shape, movement_name(movement), step.reason
             return Miss(MissCode.AXIS, movement.node, text, *details, progress=2)
         steps.append(step)
         block = step.block

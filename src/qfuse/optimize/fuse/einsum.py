@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_letters
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from qfuse.rewrite.prelude import (
 )
 
 _OPERANDS = 2
+_DOTS = "..."
 _MATRIX = 2
 
 
@@ -64,9 +66,11 @@ class SpellEinsum(Rule[EinsumSite]):
     one of the result is that of the rows or columns. The others are batch axes along which the
     other operand is broadcast, as keys are to the queries of a group in ``"bhgqd,bhkd->bhgqk"``.
 
-    Refuses: a float operand; dots, repeated letters and sums of one operand; more or less than one
-    letter that is summed; an operand without a letter of its own; a result whose strides are not
-    those of a product.
+    Dots stand for as many letters.
+
+    Refuses: a float operand; repeated letters and sums of one operand; more or less than one letter
+    that is summed; an operand without a letter of its own; a result whose strides are not those of
+    a product.
     """
 
     name = "spell-einsum"
@@ -84,6 +88,7 @@ class SpellEinsum(Rule[EinsumSite]):
             return Miss(MissCode.PATTERN, node, text, progress=0)
         terms, arrow, result = str(a["equation"]).replace(" ", "").partition("->")
         each = terms.split(",") if arrow else []
+        each, result = _without_dots(nodes, each, result)
         if not _multiplies_matrices(each, result):
             text = "{} is not a product of matrices"
             return Miss(MissCode.PATTERN, node, text, a["equation"], progress=2)
@@ -133,6 +138,25 @@ def _axes(order: Sequence[str], term: str) -> Axes:
 
 def _size(operand: Node, term: str, name: str) -> Size:
     return shape_of(operand)[term.index(name)]
+
+
+def _without_dots(
+    operands: Sequence[Node], terms: Sequence[str], result: str
+) -> tuple[list[str], str]:
+    """Write letters for the axes that dots stand for; the last ones of each operand are shared."""
+    fresh = "".join(name for name in ascii_letters if name not in "".join((*terms, result)))
+    if len(terms) != len(operands) or not any(_DOTS in term for term in terms):
+        return list(terms), result
+    counts = [
+        len(shape_of(operand)) - len(term) + len(_DOTS) if _DOTS in term else 0
+        for operand, term in zip(operands, terms, strict=True)
+    ]
+    letters = fresh[: max(counts)]
+    each = [
+        term.replace(_DOTS, letters[len(letters) - count :])
+        for term, count in zip(terms, counts, strict=True)
+    ]
+    return each, result.replace(_DOTS, letters)
 
 
 def _multiplies_matrices(terms: Sequence[str], result: str) -> bool:

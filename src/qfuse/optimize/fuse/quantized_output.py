@@ -198,7 +198,13 @@ def _insertion_point(
     point = min((*result.ends, *(user for k in kept for user in k.users)))
     for operand in _nodes(args):
         if not operand < point and constant_of(operand) is None:
-            text = "%{} is computed only after %{} has used a result of the fused op"
+            given = result.quantize.params.tensors
+            text = "{} is computed only after {} has used a result of the fused op"
+            if operand in given and result.choose is None:
+                text = (
+                    "{}, by which it is quantized, is computed from {} by ops that are not read as "
+                )
+                text += "a choice of parameters; in float16 none are"
             return Miss(MissCode.ORDER, operand, text, operand.name, point.name)
     return point
 

@@ -8,6 +8,7 @@ from expecttest import assert_expected_inline
 from tests.support.sources.aten_spellings import (
     assert_same_values,
     aten,
+    calls,
     codes,
     finish,
     golden,
@@ -20,6 +21,7 @@ from torch.fx.node import Argument
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
 from qfuse.normalize.aten.qdq.dequantize import DequantizeChain
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 
 
@@ -182,12 +184,41 @@ def test_refuses_a_zero_point_of_other_blocks() -> None:
     assert refusal(program, DequantizeChain()) == (MissCode.SHAPE, "mul_tensor")
 
 
-@pytest.mark.parametrize("scale", [-0.1, float("inf")])
-def test_refuses_a_factor_that_is_no_scale(scale: float) -> None:
+@pytest.mark.parametrize(
+    ("scale", "reason"),
+    [
+        (-0.1, "the factor is -0.1, which is negative, so it is not a scale"),
+        (float("inf"), "the factor is inf, which is not finite, so it is not a scale"),
+    ],
+)
+def test_refuses_a_factor_that_is_no_scale(scale: float, reason: str) -> None:
     b = GraphBuilder()
     program = finish(b, b.call(aten.mul.Tensor, cast(b, b.const("q", codes(4, 8))), scale))
+    (miss,) = [m for _, m in apply_rules(program, [DequantizeChain()]).misses]
 
-    assert refusal(program, DequantizeChain()) == (MissCode.RANGE, "mul_tensor")
+    assert (miss.code, miss.at.name) == (MissCode.RANGE, "mul_tensor")
+    assert miss.reason == reason
+
+
+def test_names_the_factors_that_are_no_scales() -> None:
+    b = GraphBuilder()
+    wrong = torch.tensor([[0.1], [-0.2], [0.3], [float("nan")]])
+    product = b.call(aten.mul.Tensor, cast(b, b.const("q", codes(4, 8))), b.const("s", wrong))
+    (miss,) = [m for _, m in apply_rules(finish(b, product), [DequantizeChain()]).misses]
+
+    text = "2 of the 4 factors are no scales: the first of them is -0.2, which is negative"
+    assert miss.reason == text
+
+
+def test_zero_points_that_the_graph_counts() -> None:
+    b = GraphBuilder()
+    counted = b.call(aten.arange.start_step, -3, 5, 2)
+    turned = b.call(aten.view.default, b.call(aten.remainder.Scalar, counted, 3), [4, 1])
+    w = b.call(aten.sub.Tensor, cast(b, b.const("q", codes(4, 8))), turned)
+    program = finish(b, b.call(aten.mul.Tensor, w, b.const("s", scales(4, 1))))
+    assert_same_values(program, [], DequantizeChain(), exact=True)
+
+    assert "aten.mul.Tensor" not in calls(program)
 
 
 def test_refuses_a_scaled_subtraction() -> None:

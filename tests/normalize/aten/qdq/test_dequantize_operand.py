@@ -38,6 +38,8 @@ class Cache:
         stored: The storage of the keys.
         dtype: The float dtype.
         kept: The dtype of the scale, that of everything else by default.
+        zero: The shape of the zero point, which is an input.
+        points: The dtype of the zero point.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class Cache:
         stored: torch.dtype = torch.int8,
         dtype: torch.dtype = F32,
         kept: torch.dtype | None = None,
+        zero: tuple[int, ...] | None = None,
+        points: torch.dtype | None = None,
     ) -> None:
         self.b = GraphBuilder()
         q = self.b.arg("q", torch.int8, 2, 3, 4, 8)
@@ -57,7 +61,11 @@ class Cache:
         self.k = self.b.arg("k", stored, 2, 3, 5, 8)
         self.s = self.b.arg("s", kept or dtype, *scale)
         self.cast = self.b.call(aten._to_copy.default, self.k, dtype=dtype)
-        self.keys = self.b.call(aten.mul.Tensor, self.cast, self.s)
+        value = self.cast
+        if zero is not None:
+            self.zero = self.b.arg("zero", points or stored, *zero)
+            value = self.b.call(aten.sub.Tensor, value, self.zero)
+        self.keys = self.b.call(aten.mul.Tensor, value, self.s)
 
     def scores(self, keys: Node | None = None) -> Node:
         """Multiply with transposed keys."""
@@ -237,3 +245,68 @@ def test_a_part_of_a_split() -> None:
 
     assert_same_values(program, inputs(case), DequantizeOperand(), exact=True)
     assert calls(program).count("qfuse.dequantize") == 2
+
+
+ZEROS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
+    ((2, 3, 5, 1), (2, 3, 5, 1)),
+    ((5, 1), (5, 1)),
+    ((2, 3, 5, 1), ()),
+    ((), (2, 3, 5, 1)),
+    ((), ()),
+]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("scale", "zero"), ZEROS, ids=str)
+def test_zero_points(
+    stored: torch.dtype, dtype: torch.dtype, scale: tuple[int, ...], zero: tuple[int, ...]
+) -> None:
+    case = Cache(scale, stored=stored, dtype=dtype, zero=zero)
+    program = case.done()
+
+    given = [*inputs(case)[:2], codes(*zero, dtype=stored), inputs(case)[2]]
+    order = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    named = dict(zip(["q", "k", "zero", "s"], given, strict=True))
+    assert_same_values(program, [named[name] for name in order], DequantizeOperand(), exact=True)
+    assert calls(program).count("qfuse.dequantize") == 2
+
+
+@pytest.mark.numeric
+def test_the_difference_of_wide_integers() -> None:
+    case = Cache()
+    b, zero = case.b, case.b.arg("zero", torch.int8, 2, 3, 5, 1)
+    wide = [b.call(aten._to_copy.default, part, dtype=torch.int32) for part in (case.k, zero)]
+    cast = b.call(aten._to_copy.default, b.call(aten.sub.Tensor, *wide), dtype=F32)
+    program = case.done(case.scores(b.call(aten.mul.Tensor, cast, case.s)))
+
+    given = [*inputs(case), codes(2, 3, 5, 1)]
+    assert_same_values(program, given, DequantizeOperand(), exact=True)
+    assert calls(program).count("qfuse.dequantize") == 2
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("known", [True, False])
+def test_a_factor_behind_the_scale(known: bool) -> None:
+    case = Cache()
+    b = case.b
+    factor = 0.3 if known else b.arg("factor", F32, 3, 1, 1)
+    program = case.done(case.scores(b.call(aten.mul.Tensor, case.keys, factor)))
+
+    given = [*inputs(case), *([] if known else [scales(3, 1, 1)])]
+    assert_same_values(program, given, DequantizeOperand(), exact=True)
+    assert calls(program).count("qfuse.dequantize") == 2
+
+
+@pytest.mark.parametrize(
+    ("zero", "points", "code"),
+    [
+        ((2, 3, 5, 1), F32, MissCode.NOT_CONSTANT),
+        ((3, 1, 1), None, MissCode.SHAPE),
+    ],
+)
+def test_refuses_other_zero_points(
+    zero: tuple[int, ...], points: torch.dtype | None, code: MissCode
+) -> None:
+    assert refusal(Cache(zero=zero, points=points).done()).code is code

@@ -11,14 +11,12 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.qdq import as_quantize
-from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
-from qfuse.ir.quant.spec import dtype_name, dtype_range
 from qfuse.normalize.aten.qdq.scale_factor import (
     Factor,
     chosen_at_run_time,
+    exact_zero_factor,
     scale_factor,
-    zero_factor,
 )
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.normalize.match.lookup import lookup_of
@@ -101,16 +99,7 @@ def _is_zero_point(q: Node, zero: Argument) -> bool:
 
 
 def _zero_factor(node: Node, q: Node, zero: Argument, scale_factor: Factor) -> Factor | Miss | None:
-    factor = zero_factor(node, zero, scale_factor.shape, dtype_of(q))
-    wide = dtype_of(node) in {torch.float32, torch.float64}
-    if wide or not isinstance(factor, Factor) or factor.value is not None:
-        return factor
-    # Differences in a wider range than 8-bit values would be rounded to 16 bits.
-    (low, high), bounds = dtype_range(dtype_of(q)), bounds_of(factor.home)
-    if bounds is not None and low <= bounds[0] and bounds[1] <= high:
-        return factor
-    text = "the zero point is not known to lie in [{}, {}], the range of {}"
-    return Miss(MissCode.ZERO_POINT, node, text, low, high, dtype_name(dtype_of(q)))
+    return exact_zero_factor(node, q, zero, scale_factor)
 
 
 class DequantizeChain(PatternRule):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
+
+from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.normalize.aten.qdq.scale_factor import Factor, scale_factor
-from qfuse.normalize.match.broadcast import block_of
-from qfuse.normalize.match.quantized_values import spec_of_dequantize
+from qfuse.ir.sizes import Size, is_one
+from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor, scale_factor
+from qfuse.normalize.match.broadcast import block_of, padded
+from qfuse.normalize.match.quantized_values import (
+    QuantizedValues,
+    quantized_values,
+    spec_of_dequantize,
+)
 from qfuse.patterns.quantized_operand import (
+    QuantizedOperand,
     is_scaled_activation,
-    moved_operand,
-    reapply_movements,
+    quantized_operand,
     scaled_at_run_time,
 )
 from qfuse.rewrite.prelude import (
@@ -38,18 +45,18 @@ class ScaledOperand:
     Attributes:
         product: The product.
         side: The operand: ``x`` or ``other``.
-        movements: What moves the scaled values, from the last one to the first.
-        node: The multiplication.
-        q: The quantized values.
+        operand: What is applied to the scaled values.
+        stored: The quantized values.
         scale: Their scale.
+        zero: Their zero point.
     """
 
     product: Matmul
     side: str
-    movements: tuple[Movement, ...]
-    node: Node
-    q: Node
+    operand: QuantizedOperand
+    stored: QuantizedValues
     scale: Factor
+    zero: Factor | None
 
 
 class DequantizeOperand(Rule[ScaledOperand]):
@@ -66,7 +73,8 @@ class DequantizeOperand(Rule[ScaledOperand]):
         q -> dequantize ------------------------+-> matmul
 
     This is a KV cache of 8-bit values whose scales are another cache, or are passed in. As nothing
-    is known about the sign of these scales, the dequantize is for this product alone.
+    is known about the sign of these scales, the dequantize is for this product alone. A zero point
+    is alike: ``(cast(k) - z) * s``. Movements and other factors may follow.
 
     Applied when all other quantization has been found.
 
@@ -74,7 +82,8 @@ class DequantizeOperand(Rule[ScaledOperand]):
     as ``qfuse.dequantize`` does.
 
     Refuses: a scale per element, or one that broadcasts the quantized values to a larger shape;
-    another dtype of the scale; a left and right operand of which one is float.
+    another dtype of the scale; a left and right operand of which one is float; a zero point that is
+    not known to be an integer, or has other blocks than the scale.
     """
 
     name = "dequantize-operand"
@@ -89,31 +98,56 @@ class DequantizeOperand(Rule[ScaledOperand]):
         if not all(map(is_scaled_activation, sides.values())):
             text = "its operands are not two quantized activations"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        for side, operand in sides.items():
-            movements, base = moved_operand(operand)
-            found = scaled_at_run_time(base)
-            if found is None:
-                continue
-            q, by = found
-            if dtype_of(base) not in FLOATS or dtype_of(by) != dtype_of(base):
-                text = "the product of quantized values and their scale {} is {}"
-                details = dtype_of(by), dtype_of(base)
-                return Miss(MissCode.DTYPE, base, text, *details, progress=2)
-            scale = scale_factor(base, by, shape_of(q), dtype_of(base))
-            if isinstance(scale, Miss):
-                return scale
-            return ScaledOperand(product, side, movements, base, q, scale)
+        for side, value in sides.items():
+            operand = quantized_operand(value)
+            found = None if operand is None else scaled_at_run_time(operand.base)
+            if operand is not None and found is not None:
+                return _scaled(product, side, operand, *found)
         return Miss(MissCode.PATTERN, node, "no operand is scaled at run time", progress=0)
 
     def rewrite(self, site: ScaledOperand, rw: Rewriter) -> None:
-        """Dequantize the values for this product, and move them as before."""
-        q, scale, product = site.q, site.scale, site.product
-        block = block_of(shape_of(q), scale.shape)
+        """Dequantize the values for this product, and do with them what was done before."""
+        scale, zero, product, base = site.scale, site.zero, site.product, site.operand.base
+        shape = shape_of(base)
+        block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"
-        spec = spec_of_dequantize(q, shape_of(q), scale.shape, dtype_of(site.node), block)
-        value = rw.call(ops.dequantize, q, scale.build(rw), None, str(spec))
-        value = reapply_movements(rw, site.movements, value)
+        spec = spec_of_dequantize(site.stored.q, shape, scale.shape, dtype_of(base), block)
+        q, made = site.stored.build(rw), None if zero is None else zero.build(rw)
+        value = rw.call(ops.dequantize, q, scale.build(rw), made, str(spec))
+        value = site.operand.reapply(rw, value)
         operands = [value, product.other] if site.side == "x" else [product.x, value]
         op = overload_of(product.node)
         assert op is not None, "a product is a call"
         rw.replace(product.node, rw.call(op, *operands))
+
+
+def _scaled(
+    product: Matmul, side: str, operand: QuantizedOperand, value: Node, by: Argument
+) -> ScaledOperand | Miss:
+    base, stored = operand.base, quantized_values(value)
+    if stored is None:
+        text = "{} does not subtract a zero point from quantized values"
+        return Miss(MissCode.PATTERN, value, text, value.name, progress=1)
+    given = dtype_of(by) if isinstance(by, Node) else dtype_of(base)
+    if dtype_of(base) not in FLOATS or given != dtype_of(base):
+        text = "the product of quantized values and their scale {} is {}"
+        return Miss(MissCode.DTYPE, base, text, given, dtype_of(base), progress=2)
+    scale = scale_factor(base, by, shape_of(value), dtype_of(base))
+    if isinstance(scale, Miss):
+        return scale
+    scale = _for_each_zero(scale, stored.zero, shape_of(value))
+    zero = exact_zero_factor(base, stored.q, stored.zero, scale)
+    if isinstance(zero, Miss):
+        return zero
+    return ScaledOperand(product, side, operand, stored, scale, zero)
+
+
+def _for_each_zero(scale: Factor, zero: Argument, shape: Sequence[Size]) -> Factor:
+    """Repeat one scale for every zero point."""
+    if not isinstance(zero, Node) or not all(map(is_one, scale.shape)):
+        return scale
+    grid = padded(shape_of(zero), len(shape))
+    if block_of(shape, grid) is None or not all(isinstance(size, int) for size in grid):
+        return scale
+    value = None if scale.value is None else scale.value.expand([int(size) for size in grid])
+    return replace(scale, shape=grid, value=None if value is None else value.contiguous())

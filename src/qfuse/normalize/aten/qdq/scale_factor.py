@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch.fx.node import Argument
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
+from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.ir.sizes import Size, is_one, same_shape
@@ -49,7 +51,9 @@ class Factor:
         node = self.home if self.what == "scale" else as_integers(rw, self.home)
         for _ in range(len(self.shape) - len(shape_of(node))):
             node = rw.call(aten.unsqueeze.default, node, 0)
-        return node
+        if same_shape(shape_of(node), self.shape):
+            return node
+        return rw.call(aten.expand.default, node, list(self.shape))
 
 
 def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Factor:
@@ -99,9 +103,17 @@ def scale_factor(
 def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
     # A scale of zero dequantizes to zeros; `quantize-chain`, which divides by it, refuses it
     # itself. No comparison with NaN holds.
-    if bool((value.isfinite() & (value >= 0)).all()):
+    wrong = ~(value.isfinite() & (value >= 0))
+    count, total = int(wrong.sum()), value.numel()
+    if not count:
         return None
-    return Miss(MissCode.RANGE, at, "the factor is infinite, NaN or negative, so not a scale")
+    first = float(value[wrong][0])
+    what = "negative" if first < 0 and math.isfinite(first) else "not finite"
+    if total == 1:
+        text = "the factor is {:g}, which is {}, so it is not a scale"
+        return Miss(MissCode.RANGE, at, text, first, what)
+    text = "{} of the {} factors are no scales: the first of them is {:g}, which is {}"
+    return Miss(MissCode.RANGE, at, text, count, total, first, what)
 
 
 def inverse_factor(
@@ -214,21 +226,48 @@ def _run_time_zero(at: Node, zero: Node, grid: Sequence[Size]) -> Factor | Miss:
     """Look through the cast of an integer zero point."""
     node = integers_of(zero)
     if node is None:
-        text = "the zero point is neither a constant nor known to be an integer"
+        text = (
+            "the zero point is neither a constant nor known to be an integer: "
+            "store it in the dtype of the quantized values"
+        )
         if is_call(zero, aten.round.default):
             text = "the zero point is rounded, but may be outside of the range of int32: clamp it"
         if may_divide_by_zero(zero):
             text = "the zero point is NaN where the scale is zero: clamp the scale to a least value"
         return Miss(MissCode.NOT_CONSTANT, zero, text)
     found = with_shape(node, grid)
-    # A scalar gets the axes of the data, as its scale does.
-    if found is None and not shape_of(node):
-        found = node
     # A view above may happen to have the shape of the grid, while the zero point itself is
-    # broadcast in another way.
-    if found is None or not same_shape(padded(shape_of(zero), len(grid)), grid):
+    # broadcast in another way. A number applies to all blocks of the scale.
+    tiles = same_shape(padded(shape_of(zero), len(grid)), grid)
+    alone = all(map(is_one, shape_of(zero)))
+    spreads = alone and all(isinstance(size, int) for size in grid)
+    # Missing axes are added to what is read, as to the scale.
+    if found is None and (tiles or alone) and len(shape_of(node)) <= len(grid):
+        found = node if alone or same_shape(padded(shape_of(node), len(grid)), grid) else None
+    if found is None or not (tiles or spreads):
         return _other_blocks(at, shape_of(zero), grid)
     return Factor(found, tuple(grid), None, "zero_point")
+
+
+def exact_zero_factor(node: Node, q: Node, zero: Argument, scale: Factor) -> Factor | Miss | None:
+    """View what is subtracted from quantized values as a zero point that loses no bits.
+
+    Args:
+        node: The product of the difference and the scale.
+        q: The quantized values.
+        zero: What is subtracted; ``None`` is zero.
+        scale: Their scale.
+    """
+    factor = zero_factor(node, zero, scale.shape, dtype_of(q))
+    wide = dtype_of(node) in {torch.float32, torch.float64}
+    if wide or not isinstance(factor, Factor) or factor.value is not None:
+        return factor
+    # Differences in a wider range than 8-bit values would be rounded to 16 bits.
+    (low, high), bounds = dtype_range(dtype_of(q)), bounds_of(factor.home)
+    if bounds is not None and low <= bounds[0] and bounds[1] <= high:
+        return factor
+    text = "the zero point is not known to lie in [{}, {}], the range of {}"
+    return Miss(MissCode.ZERO_POINT, node, text, low, high, dtype_name(dtype_of(q)))
 
 
 def _other_blocks(at: Node, shape: Sequence[Size], grid: Sequence[Size]) -> Miss:
