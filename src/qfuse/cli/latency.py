@@ -47,7 +47,8 @@ def measure_latency(
 ) -> MeasuredLatency:
     """Call the source model and the compiled one by turns, and return the medians.
 
-    Both use the threads of the compiled one. One call of each comes before and is not counted. Gradients are not recorded.
+    Both use the threads of the compiled one. One call of each comes before and is not counted.
+    Gradients are not recorded.
     """
     eager = source.module() if isinstance(source, ExportedProgram) else source
     with limited_threads(getattr(compiled, "threads", None)):
