@@ -59,6 +59,7 @@ _NAVIGATION = {
         "docs/entry-points",
         "docs/roads",
         "docs/saving",
+        "docs/threads",
         "docs/plans",
         "docs/debugging",
         "docs/cli",

@@ -147,6 +147,8 @@ def test_bench_of_a_file(file: Path, monkeypatch: pytest.MonkeyPatch, installed:
     assert done.exit_code == 0, done.output
     for words in ("median", "90th percentile", " ms", "threads", "eager"):
         assert words in done.stdout
+    (row,) = [line for line in done.stdout.splitlines() if "threads" in line]
+    assert row.split()[-2] == "1"
     assert torch.get_num_threads() == before
 
 

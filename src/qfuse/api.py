@@ -24,7 +24,7 @@ from qfuse.report import Report
 from qfuse.report.strict import require_quantized
 from qfuse.saving import StorableModule, kept_examples, read_model
 from qfuse.session import TRACING, Session, as_captured, cost_profile
-from qfuse.targets import Target
+from qfuse.targets import Target, checked_threads, limited_threads
 
 
 class CompiledModel(StorableModule):
@@ -55,8 +55,9 @@ class CompiledModel(StorableModule):
         """
         caller = Caller(self.signature)
         inputs = caller.check(caller.bind(args, kwargs))
-        machine = cost_profile(Target.detect(extensions=False))
-        return profile_plan(self.plan, self.runner, inputs, machine)
+        with limited_threads(self.threads):
+            machine = cost_profile(Target.detect(extensions=False))
+            return profile_plan(self.plan, self.runner, inputs, machine)
 
 
 def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
@@ -113,7 +114,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     if wanted is not None:
         options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
     session = Session.start(target, check, float_dtype, options, progress)
-    with TRACING:
+    with TRACING, limited_threads(session.options.threads):
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():
             with session.timed("plan"):
@@ -125,12 +126,14 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
                     str(session.options.backend), session.backend_options(), session.progress
                 )
             runner = made.confirm(runner, inputs)
-    module = CompiledModule(made.lowered.signature, runner)
+    module = CompiledModule(made.lowered.signature, runner, session.options.threads)
     report = session.report(made, runner.backend)
     return CompiledModel(module, made, report, kept_examples(inputs))
 
 
-def load(path: str | os.PathLike[str], *, verify: bool = True) -> CompiledModel:
+def load(
+    path: str | os.PathLike[str], *, verify: bool = True, threads: int | None = None
+) -> CompiledModel:
     """Read a model that :meth:`CompiledModel.save` wrote.
 
     The weights are mapped into memory, and nothing is compiled. The file holds code, which runs in
@@ -140,13 +143,17 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> CompiledModel:
         path: The file.
         verify: Compare the weights with their digest, which takes about a second per gigabyte. All
             other parts always are.
+        threads: How many threads a call of the model uses; by default
+            ``torch.get_num_threads()``, whatever the saved model used.
 
     Raises:
+        OptionsError: ``threads`` is not a positive number.
         ModelFileError: There is no such file, it is damaged, it is of another version of qfuse or
             torch, or its code does not run on this machine.
         BackendError: The code cannot be loaded.
     """
-    return CompiledModel.restored(read_model(Path(path), verify=verify))
+    threads = checked_threads(threads)
+    return CompiledModel.restored(read_model(Path(path), verify=verify), threads)
 
 
 def explain(  # noqa: PLR0913 - one keyword per option
@@ -196,7 +203,7 @@ def plan(  # noqa: PLR0913 - one keyword per option
 ) -> tuple[Plan, Report]:
     """Plan as :func:`compile` does, without compiling; arguments and errors are the same."""
     session = Session.start(target, check, float_dtype, options, progress)
-    with TRACING:
+    with TRACING, limited_threads(session.options.threads):
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured(), session.timed("plan"):
             made = session.pipeline().plan(captured, inputs)
@@ -225,7 +232,7 @@ def planning(  # noqa: PLR0913 - one keyword per option
         The pipeline that compiles the model, the captured graph, and its flat example inputs.
     """
     session = Session.start(target, "off", None, options, progress)
-    with TRACING:
+    with TRACING, limited_threads(session.options.threads):
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():
             yield session.pipeline(), captured, inputs

@@ -10,6 +10,7 @@ from typing import Any
 
 from qfuse.extensions import Group, extension_names
 from qfuse.ir.errors import OptionsError
+from qfuse.targets import checked_threads
 
 
 class Check(StrEnum):
@@ -48,6 +49,8 @@ class Options:
         own_kernels: Use qfuse's own C++ kernels where they are predicted to be faster.
         without: Names of rewrites of the optimize stage to disable, such as ``merge-linears``: to
             measure what one brings, or to work around it.
+        threads: How many threads a call of the compiled model uses, and what it is planned for; by
+            default ``torch.get_num_threads()``. Nothing outside of the model changes.
         repro: Folder for directories that reproduce rewrites which changed values and were rolled
             back (see ``docs/debugging.md``); they hold the model's weights and example inputs. By
             default that of the environment variable ``QFUSE_REPRO``, and none without it.
@@ -69,6 +72,9 @@ class Options:
     without: tuple[str, ...] = field(
         default=(), metadata={"help": "a rewrite to disable, such as merge-linears"}
     )
+    threads: int | None = field(
+        default=None, metadata={"help": "threads of a call of the compiled model"}
+    )
     repro: Path | None = field(
         default=None,
         metadata={"help": "keep what reproduces wrong rewrites in this folder", "folder": True},
@@ -81,6 +87,7 @@ class Options:
             if not isinstance(value, bool):
                 raise OptionsError(f"option {name!r} must be a bool, not {value!r}")
         object.__setattr__(self, "without", _names(self.without))
+        object.__setattr__(self, "threads", checked_threads(self.threads))
         object.__setattr__(self, "repro", _folder(self.repro))
 
     @classmethod

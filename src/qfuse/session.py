@@ -31,7 +31,7 @@ from qfuse.profile.memory import live_bytes
 from qfuse.replay import replay_plan
 from qfuse.report import Report
 from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
-from qfuse.targets import Target
+from qfuse.targets import Target, limited_threads
 
 TRACING = threading.RLock()
 """Held while a model is captured and compiled: tracing replaces globals of torch."""
@@ -89,7 +89,8 @@ class Session:
             progress("detecting the machine")
         library = _library(chosen, backends)
         extensions = Extensions.installed(library, backends)
-        target = target or Target.detect(extensions=False)
+        with limited_threads(chosen.threads):
+            target = target or Target.detect(extensions=False)
         return cls(target, checked, chosen, float_dtype, library, extensions, progress)
 
     @contextmanager

@@ -162,12 +162,22 @@ def test_the_message_of_a_kernel_reaches_the_caller(
     fast(*made.inputs)
 
 
-def test_threads_run_at_the_same_time(made: Graph, fast: CompiledModule) -> None:
-    expected = fast(*made.inputs)
+@pytest.mark.parametrize("threads", [None, 2])
+def test_threads_compute_the_same_bits(
+    made: Graph, fast: CompiledModule, threads: int | None
+) -> None:
+    module = fast.with_threads(threads)
+    x, scale, zero, residual, image = made.inputs
+    cases = [
+        (x.roll(i, 0), scale.roll(i), zero + i % 3, residual * (i % 3), image.roll(i, 2))
+        for i in range(6)
+    ]
+    expected = [module(*case) for case in cases]
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: fast(*made.inputs), range(40)))
+        results = list(pool.map(lambda i: module(*cases[i % 6]), range(240)))
 
-    assert all(torch.equal(a, b) for got in results for a, b in zip(got, expected, strict=True))
+    for index, got in enumerate(results):
+        assert all(map(torch.equal, got, expected[index % 6]))
 
 
 _LOAD = """

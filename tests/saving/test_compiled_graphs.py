@@ -99,9 +99,7 @@ def test_sizes_for_which_the_code_is_wrong_run_op_by_op(projection: Pair, reload
     runner = projection.fast.runner
     assert isinstance(runner, AotiRunner)
     code = replace(runner.code, conditions=("x0_0 < 7",))
-    limited = AotiRunner(
-        runner.plan, code, runner._entry, runner.constants, runner.otherwise, runner._turn
-    )
+    limited = AotiRunner(runner.plan, code, runner._entry, runner.constants, runner.otherwise)
     saved = reload(CompiledModule(projection.graph.signature, limited), projection.graph)
     again = saved.module.runner
     assert isinstance(again, AotiRunner)

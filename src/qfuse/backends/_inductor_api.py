@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.ir.errors import BackendError
+from qfuse.kernels.library import is_loaded
 from qfuse.kernels.scratch import scratch_folder
 
 MODEL_NAME = "model"
@@ -231,18 +232,49 @@ def load_package(
     """Load a package, bind its constants without copying them, and return its entry.
 
     The entry checks nothing: a tensor of another dtype or shape than compiled for is read out of
-    bounds. It releases the GIL, and runs as many threads concurrently as there are runners. The
-    constants must outlive it.
+    bounds. The constants must outlive it. If qfuse's kernels are loaded, it releases the GIL, and
+    runs as many threads at the same time as there are runners; others wait. Otherwise it is
+    torch's own, which holds the GIL, and runs one thread at a time.
 
     Raises:
         RuntimeError: The file is not a package, or its library cannot be loaded.
         KeyError: A constant of the package is missing.
     """
-    loader = torch._C._aoti.AOTIModelPackageLoader(str(package), MODEL_NAME, False, runners, -1)
-    bound = {name: constants[name] for name in loader.get_constant_fqns()}
-    # use_inactive, check_full_update, user_managed. Without this call, running segfaults.
-    loader.load_constants(bound, False, True, True)
-    return loader.run
+    if is_loaded():
+        return _SharedPackage(package, constants, runners)
+    return _SerialPackage(package, constants)
+
+
+class _SharedPackage:
+    """A package that several threads run at the same time, on one copy of the constants."""
+
+    def __init__(self, package: Path, constants: Mapping[str, torch.Tensor], runners: int) -> None:
+        self._runner = torch.classes.qfuse.PackageRunner(str(package), MODEL_NAME, runners)
+        self._runner.bind({name: constants[name] for name in self._runner.constant_names()})
+        self._number = self._runner.number()
+        self._run = torch.ops.qfuse.run_package.default
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        results: list[torch.Tensor] = self._run(self._number, tensors)
+        return results
+
+
+class _SerialPackage:
+    """A package that one thread at a time runs, with torch's own loader."""
+
+    def __init__(self, package: Path, constants: Mapping[str, torch.Tensor]) -> None:
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), MODEL_NAME, False, 1, -1)
+        bound = {name: constants[name] for name in loader.get_constant_fqns()}
+        # use_inactive, check_full_update, user_managed. Without this call, running segfaults.
+        loader.load_constants(bound, False, True, True)
+        self._run = loader.run
+        # The loader runs one call at a time, and waiting inside of it would hold the GIL, which an
+        # op implemented in Python needs to finish: so calls wait here instead.
+        self._turn = threading.Lock()
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        with self._turn:
+            return self._run(tensors)
 
 
 def _conditions(

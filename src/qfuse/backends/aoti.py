@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,10 @@ from qfuse.ir.signature.size_expr import parse_size
 class AotiRunner:
     """Compiled code with its constants and state; thread-safe.
 
+    Calls of several threads run at the same time, unless the code writes state of its own: then
+    they take turns, and each sees what the one before wrote. Copies made by :meth:`fork` have their
+    own state, and do not wait for each other.
+
     Attributes:
         plan: How the code is called.
         code: The compiled package.
@@ -37,17 +40,15 @@ class AotiRunner:
         entry: Callable[[list[torch.Tensor]], list[torch.Tensor]],
         constants: dict[str, torch.Tensor],
         otherwise: EagerRunner,
-        turn: threading.Lock | None = None,
     ) -> None:
         """Make a runner.
 
         Args:
             plan: How the code is called.
             code: The compiled package, whose conditions can be parsed.
-            entry: The loaded code.
+            entry: The loaded code, which any number of threads may call.
             constants: The constants that the code uses by pointer; kept alive here.
-            otherwise: Runs the calls that do not satisfy the conditions.
-            turn: Lock held while the code runs; shared by runners with the same code.
+            otherwise: Runs the calls that do not satisfy the conditions, on the same state.
         """
         self.plan = plan
         self.code = code
@@ -55,9 +56,6 @@ class AotiRunner:
         self.otherwise = otherwise
         self._entry = entry
         self._conditions = tuple(map(parse_size, code.conditions))
-        # The package runs one call at a time, and waiting inside it would hold the GIL, which an op
-        # implemented in Python needs to finish: so calls wait here instead.
-        self._turn = turn or threading.Lock()
         self._layouts = plan.layouts
         self._state = list(plan.state)
         self._memory = {address_of(t): i for i, t in enumerate(plan.state)}
@@ -71,16 +69,25 @@ class AotiRunner:
         if self._conditions and not self._fits(inputs):
             return self.otherwise.run(inputs)
         tensors = [layout.place(x) for layout, x in zip(self._layouts, inputs, strict=True)]
-        if self._state:
+        if not self._state:
+            results = self._results_of(inputs, tensors)
+        else:
             self._refuse_state(inputs)
-            tensors += self._state
-        with self._turn:
-            results = self._call(tensors)
-        if self._writes:
-            self._write_back(inputs, tensors, results)
+            # Until the last write: calls that run op by op write the same state.
+            with self.otherwise.turn:
+                results = self._results_of(inputs, tensors + self._state)
         for output, position in self.plan.returned:
             results[output] = inputs[position]
         return results[: self._results]
+
+    def _results_of(
+        self, inputs: Sequence[torch.Tensor], tensors: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the code, and write what it could not write itself."""
+        results = self._call(tensors)
+        if self._writes:
+            self._write_back(inputs, tensors, results)
+        return results
 
     def _call(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if not torch.is_autocast_enabled("cpu"):
@@ -99,7 +106,7 @@ class AotiRunner:
         names = self.plan.names[len(self._layouts) :]
         state = tuple(otherwise.module.get_buffer(name) for name in names)
         plan = replace(self.plan, state=state)
-        return AotiRunner(plan, self.code, self._entry, self.constants, otherwise, self._turn)
+        return AotiRunner(plan, self.code, self._entry, self.constants, otherwise)
 
     def _fits(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether the sizes of a call satisfy the conditions of the code."""
@@ -152,7 +159,7 @@ def load_runner(
         plan: How the code is called.
         constants: The constants of the program, without those of the compiler.
         otherwise: Runs the calls for which the code is wrong.
-        runners: How many threads may run the code concurrently.
+        runners: How many threads may run the code at the same time; others wait.
 
     Raises:
         BackendError: The package cannot be loaded.

@@ -14,6 +14,7 @@ from qfuse.backends.runner import Runner
 from qfuse.ir.errors import CompiledModelError
 from qfuse.ir.graph.stage_graph import Signature
 from qfuse.ir.signature.caller import Caller
+from qfuse.targets import checked_threads, set_threads
 
 _CONVERT = "convert the source model, quantize it again and compile the result"
 
@@ -31,16 +32,20 @@ class CompiledModule(nn.Module):
     dtype or shape. Inputs may have any strides; they are copied if the code needs others. Only the
     tensors that the source program mutates are written, in place. Results never require grad.
 
+    Calls of several threads run at the same time and share the weights. Those of a model that keeps
+    state, such as a cache in its buffers, take turns; so do calls of code that was loaded without
+    qfuse's kernels. A tensor that a call writes must not be given to another call meanwhile.
+
     In a forked child process (not one started by ``spawn``), use it only if the parent had not run
     parallel code before: the parent's OpenMP threads do not exist in the child, where torch itself
     hangs for the same reason.
     """
 
-    def __init__(self, signature: Signature, runner: Runner) -> None:
+    def __init__(self, signature: Signature, runner: Runner, threads: int | None = None) -> None:
         super().__init__()
         self.training = False
         self.signature = signature
-        self._entry = _Entry(signature, runner)
+        self._entry = _Entry(signature, runner, checked_threads(threads))
 
     @property
     def runner(self) -> Runner:
@@ -51,6 +56,28 @@ class CompiledModule(nn.Module):
     def backend(self) -> str:
         """``aoti`` or ``eager``."""
         return self.runner.backend
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads a call uses; ``None`` if that is ``torch.get_num_threads()``."""
+        return self._entry.threads
+
+    def with_threads(self, threads: int | None) -> Self:
+        """Return the same model, of which a call uses so many threads.
+
+        Both share code, weights, state and hooks. Nothing outside of the calls changes: not
+        torch's setting, and not other calls.
+
+        Args:
+            threads: The number; ``None`` for ``torch.get_num_threads()``.
+
+        Raises:
+            OptionsError: It is not a positive number.
+        """
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self))
+        vars(made)["_entry"] = _Entry(self.signature, self.runner, checked_threads(threads))
+        return made
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the model.
@@ -73,7 +100,7 @@ class CompiledModule(nn.Module):
         memo[id(self)] = made
         for name, value in vars(self).items():
             vars(made)[name] = copy.copy(value) if isinstance(value, dict) else value
-        vars(made)["_entry"] = _Entry(self.signature, self.runner.fork())
+        vars(made)["_entry"] = _Entry(self.signature, self.runner.fork(), self.threads)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,8 +183,10 @@ class _Entry:
     Apart from the module, because reading an attribute of an ``nn.Module`` takes longer.
     """
 
-    def __init__(self, signature: Signature, runner: Runner) -> None:
+    def __init__(self, signature: Signature, runner: Runner, threads: int | None) -> None:
         self.runner = runner
+        self.threads = threads
+        self._run = runner.run if threads is None else self._limited
         caller = Caller(signature)
         # Without the frames between, which small models would notice.
         self._bind, self._check = caller.binder.bind, caller.guards.check
@@ -173,7 +202,7 @@ class _Entry:
         """Call the graph."""
         leaves = self._bind(args, kwargs)
         tensors = self._check(leaves)
-        outputs = self.runner.run(tensors)
+        outputs = self._run(tensors)
         if self._written:
             self._write_back(leaves, tensors)
         # The caller gets the strides of the source model, whatever the code prefers.
@@ -183,6 +212,15 @@ class _Entry:
             strides = dense_strides(outputs[index].shape, order)
             outputs[index] = _restrided(outputs[index], strides)
         return self._rebuild(outputs, leaves)
+
+    def _limited(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Run the graph with the model's number of threads."""
+        assert self.threads is not None, "a model without a number calls the runner"
+        before = set_threads(self.threads, self.threads)
+        try:
+            return self.runner.run(tensors)
+        finally:
+            set_threads(*before)
 
     def _write_back(self, leaves: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
         """Copy values that were written to copies back to the caller's tensors."""

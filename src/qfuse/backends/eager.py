@@ -19,12 +19,14 @@ from qfuse.ir.graph.stage_graph import LoweredGraph, Mutation
 class EagerRunner:
     """Interprets the graph, and applies its mutations at the end; thread-safe.
 
+    Calls that write buffers of the graph take turns; others run at the same time.
+
     Attributes:
         module: The lowered graph.
         order: Index of the flat input of each placeholder.
         mutations: The mutations of the source program.
         fed: Index of the flat input of each leaf of the signature, or ``None``.
-        turn: Lock held by a call that writes, from the first read to the last write.
+        turn: Lock held by a call that writes a buffer, from the first read to the last write.
     """
 
     module: GraphModule
@@ -42,11 +44,15 @@ class EagerRunner:
         """Run the graph; see :meth:`qfuse.backends.Runner.run`."""
         if not self.mutations:
             return self._call(inputs)
+        if all(m.buffer is None for m in self.mutations):
+            return self._call_and_write(inputs)
         with self.turn:
-            values = self._call(inputs)
-            # After the whole graph: it is functional, and
-            # its nodes read the values before the call.
-            values = write_values(self.written(inputs), [m.output for m in self.mutations], values)
+            return self._call_and_write(inputs)
+
+    def _call_and_write(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+        values = self._call(inputs)
+        # After the whole graph: it is functional, and its nodes read the values before the call.
+        values = write_values(self.written(inputs), [m.output for m in self.mutations], values)
         return values[len(self.mutations) :]
 
     def _call(self, inputs: Sequence[torch.Tensor]) -> list[Any]:

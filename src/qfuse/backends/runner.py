@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +12,17 @@ import torch
 
 from qfuse.ir.errors import OptionsError
 
+_LEAST_RUNNERS = 4
+
 Progress = Callable[[str], None]
 """Called with a short description of the current step."""
 
 
 class Runner(Protocol):
-    """A compiled graph; :class:`qfuse.backends.CompiledModule` checks its inputs."""
+    """A compiled graph; :class:`qfuse.backends.CompiledModule` checks its inputs.
+
+    Any number of threads may call it.
+    """
 
     @property
     def backend(self) -> str:
@@ -38,6 +44,10 @@ class Runner(Protocol):
         """Return a runner with its own copy of the state, and the same constants."""
 
 
+def _default_runners() -> int:
+    return max(_LEAST_RUNNERS, os.cpu_count() or 1)
+
+
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """Options for compiling a lowered graph.
@@ -45,7 +55,8 @@ class BackendOptions:
     Attributes:
         cache: Store compiled packages on disk and reuse them.
         cache_folder: The cache folder; the default is ``aoti`` in qfuse's cache folder.
-        runners: How many threads may run the compiled code concurrently; others wait.
+        runners: How many threads may run the compiled code at the same time; others wait. By
+            default as many as the machine has cores, and at least 4.
         fingerprint: Facts about the target that the code depends on, as one text.
         kernels: Digest of the library of custom kernels, "" if there is none.
         inductor: Inductor options for this graph, for experts.
@@ -53,7 +64,7 @@ class BackendOptions:
 
     cache: bool = True
     cache_folder: Path | None = None
-    runners: int = 4
+    runners: int = field(default_factory=_default_runners)
     fingerprint: str = ""
     kernels: str = ""
     inductor: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)

@@ -12,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from qfuse.cost import seconds_text
+from qfuse.targets import limited_threads
 
 _ROUNDS = 7
 # A slow model is called less often, and at least once.
@@ -46,9 +47,20 @@ def measure_latency(
 ) -> MeasuredLatency:
     """Call the source model and the compiled one by turns, and return the medians.
 
-    One call of each comes before and is not counted. Gradients are not recorded.
+    Both use the threads of the compiled one. One call of each comes before and is not counted.
+    Gradients are not recorded.
     """
     eager = source.module() if isinstance(source, ExportedProgram) else source
+    with limited_threads(getattr(compiled, "threads", None)):
+        return _measured(eager, compiled, args, kwargs)
+
+
+def _measured(
+    eager: Callable[..., Any],
+    compiled: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> MeasuredLatency:
     times: tuple[list[float], list[float]] = ([], [])
     with torch.no_grad():
         begin = time.perf_counter()

@@ -12,6 +12,12 @@ import click
 
 from qfuse.ir.errors import OptionsError
 
+# Of fields whose default is `None`, which does not tell the type.
+_NONE_OR = {
+    Path | None: (click.Path(path_type=Path, dir_okay=False), "FILE"),
+    int | None: (click.IntRange(min=1), "N"),
+}
+
 
 def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that adds one option per field of a dataclass.
@@ -59,10 +65,9 @@ def _option(
     if isinstance(default, StrEnum):
         choice = click.Choice([member.value for member in type(default)])
         return click.option(flag, type=choice, default=default.value, show_default=True, help=text)
-    # The default `None` does not tell the type.
-    if hint == Path | None:
-        place = click.Path(path_type=Path, dir_okay=False)
-        return click.option(flag, type=place, default=default, metavar="FILE", help=text)
+    if default is None and hint in _NONE_OR:
+        kind, metavar = _NONE_OR[hint]
+        return click.option(flag, type=kind, default=default, metavar=metavar, help=text)
     shown = default is not None
     return click.option(flag, type=type(default), default=default, show_default=shown, help=text)
 

@@ -90,31 +90,24 @@ def bench_saved(file: Path, inputs: Path | None = None, *, threads: int = 0) -> 
     Args:
         file: The model.
         inputs: A file with inputs, instead of those stored.
-        threads: Threads of the process; 0 takes torch's default.
+        threads: Threads of a call; 0 takes torch's default.
 
     Raises:
         ModelFileError: The file cannot be loaded.
         OptionsError: There are no inputs.
     """
-    before = torch.get_num_threads()
-    if threads:
-        torch.set_num_threads(threads)
-    try:
-        begin = time.perf_counter()
-        model = qfuse.load(file)
-        loaded = time.perf_counter() - begin
-        args, kwargs = _call(model, inputs)
-        times = _measured(model, args, kwargs)
-        used = torch.get_num_threads()
-    finally:
-        torch.set_num_threads(before)
+    begin = time.perf_counter()
+    model = qfuse.load(file, threads=threads or None)
+    loaded = time.perf_counter() - begin
+    args, kwargs = _call(model, inputs)
+    times = _measured(model, args, kwargs)
     deciles = statistics.quantiles(times, n=10)
     table = Table(show_header=False, title=str(file), title_justify="left")
     table.add_row("median", _milliseconds(statistics.median(times)))
     table.add_row("90th percentile", _milliseconds(deciles[-1]))
     table.add_row("fastest", _milliseconds(min(times)))
     table.add_row("calls", str(len(times)))
-    table.add_row("threads", str(used))
+    table.add_row("threads", str(threads or torch.get_num_threads()))
     table.add_row("load of the machine", f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     table.add_row("loaded in", _milliseconds(loaded))
     table.add_row("backend", model.backend)

@@ -35,7 +35,8 @@ def on_one_thread(run: Callable[[], T]) -> T:
     The number of threads per operator is a per-thread setting, with a default for new threads.
     Only the default is shared, and it is restored before ``run`` starts.
     """
-    threads = torch.get_num_threads()
+    # Of the new threads: the caller may use another number.
+    threads = _in_new_thread(torch.get_num_threads)
 
     def limited() -> T:
         # Reading it initializes this thread; done later, that would undo the limit.

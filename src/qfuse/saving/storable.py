@@ -35,16 +35,17 @@ class StorableModule(CompiledModule):
         report: Report,
         examples: tuple[torch.Tensor, ...] | None = None,
     ) -> None:
-        super().__init__(module.signature, module.runner)
+        super().__init__(module.signature, module.runner, module.threads)
         self.plan = plan
         self.report = report
         self._examples = examples
 
     @classmethod
-    def restored(cls, saved: SavedModel) -> Self:
-        """Return the callable of a model that was saved."""
+    def restored(cls, saved: SavedModel, threads: int | None = None) -> Self:
+        """Return the callable of a model that was saved, whose calls use so many threads."""
         plan = Plan(saved.lowered, text=saved.plan)
-        return cls(saved.module, plan, saved.report, saved.examples)
+        module = CompiledModule(saved.module.signature, saved.module.runner, threads)
+        return cls(module, plan, saved.report, saved.examples)
 
     @property
     def examples(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -86,12 +87,12 @@ class StorableModule(CompiledModule):
         save_model(Path(path), self._saved(examples))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the bytes of the file that :meth:`save` writes."""
-        return self._unpickled, (model_to_bytes(self._saved(self._examples)),)
+        """Pickle as the bytes of the file that :meth:`save` writes, and the number of threads."""
+        return self._unpickled, (model_to_bytes(self._saved(self._examples)), self.threads)
 
     @classmethod
-    def _unpickled(cls, data: bytes) -> Self:
-        return cls.restored(model_from_bytes(data))
+    def _unpickled(cls, data: bytes, threads: int | None = None) -> Self:
+        return cls.restored(model_from_bytes(data), threads)
 
     def _saved(self, examples: tuple[torch.Tensor, ...] | None) -> SavedModel:
         return SavedModel(self, self.plan.lowered, self.report, str(self.plan), examples)

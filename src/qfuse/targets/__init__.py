@@ -8,6 +8,7 @@ from qfuse.targets.doctor import Affects, Environment, Finding, Level, diagnose
 from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernel
 from qfuse.targets.storage import cache_directory, write_atomically
 from qfuse.targets.target import Target
+from qfuse.targets.threads import checked_threads, limited_threads, set_threads
 
 __all__ = [
     "FEATURES",
@@ -21,7 +22,10 @@ __all__ = [
     "Level",
     "Target",
     "cache_directory",
+    "checked_threads",
     "diagnose",
+    "limited_threads",
     "probe_kernel",
+    "set_threads",
     "write_atomically",
 ]
