@@ -40,6 +40,8 @@ class CompiledModel(StorableModule):
         fused, expanded, left = map(len, (report.fused, report.expanded, report.left))
         call = ", ".join(self.signature.parameters)
         ops = f"{fused} quantized ops on kernels, {expanded} expanded"
+        if report.in_float:
+            ops += f", {len(report.in_float)} in float"
         name = type(self).__name__
         return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"
 

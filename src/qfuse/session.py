@@ -24,7 +24,8 @@ from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
-from qfuse.options import BuiltinBackend, Check, Options, choice
+from qfuse.lower.floats.policy import MB, FloatPolicy
+from qfuse.options import BuiltinBackend, Check, Options, Prefer, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.plans import PlanData
 from qfuse.profile.memory import live_bytes
@@ -149,6 +150,7 @@ class Session:
             self.progress,
             self.options.without,
             self.extensions,
+            floats=float_policy(self.options),
         )
 
     def backend_options(self) -> BackendOptions:
@@ -193,6 +195,11 @@ class Session:
 def cost_profile(target: Target) -> CostProfile:
     """Return the measured speeds of a target; the first call on a machine measures them."""
     return load_or_measure(target)
+
+
+def float_policy(options: Options) -> FloatPolicy:
+    """Return when a product may run in float, by the options."""
+    return FloatPolicy(options.prefer is Prefer.SPEED, options.float_memory * MB)
 
 
 def _claims(plan: Plan, backend: str | None) -> tuple[ClaimFacts, ...]:

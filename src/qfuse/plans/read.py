@@ -22,6 +22,7 @@ _OPTIONS = {
     "float_dtype": (str, type(None)),
     "backends": list,
 }
+_LATER_OPTIONS = {"prefer": str, "float_memory": int}
 
 
 def read_plan(source: str | Path | Mapping[str, Any] | PlanData) -> PlanData:
@@ -63,7 +64,8 @@ def _parse(data: object, where: str) -> PlanData:
     if missing or unknown:
         text = f"has no {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
         raise PlanError(f"the plan {text}", where=where)
-    options = _row(data["options"], _OPTIONS, tuple(_OPTIONS), f"{where}: options")
+    known = {**_OPTIONS, **_LATER_OPTIONS}
+    options = _row(data["options"], known, tuple(_OPTIONS), f"{where}: options")
     try:
         target, profile = (
             Target.from_json(json.dumps(data["target"])),
@@ -81,6 +83,7 @@ def _parse(data: object, where: str) -> PlanData:
         tuple(options["backends"]),
         tuple(_sites(data["sites"], where)),
         tuple(_kernels(data["kernels"], where)),
+        **{name: options[name] for name in _LATER_OPTIONS if name in options},
     )
 
 

@@ -55,12 +55,10 @@ class Choice:
     Attributes:
         offer: The winner; ``None`` if no kernel was selected.
         losers: All other alternatives, with the reason.
-        beaten: Whether a kernel accepts the problem, and its rival is as fast.
     """
 
     offer: Offer | None
     losers: Losers
-    beaten: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -110,7 +108,7 @@ def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
         return Choice(choice.offer, (*choice.losers, *shown))
     text = f"predicted {seconds_text(mine)}, {rival.name} {seconds_text(theirs)}"
     losers = (*choice.losers, (problem.label(choice.offer.kernel.name), text))
-    return Choice(None, losers, beaten=True)
+    return Choice(None, losers)
 
 
 def _slower(offer: Offer, best: Offer) -> str:
