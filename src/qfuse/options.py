@@ -63,6 +63,7 @@ class Options:
             it on a quantized kernel wherever there is one.
         float_memory: With ``prefer="speed"``, by how many MB weights that are dequantized at
             compile time may enlarge the constants of the model in all.
+        measure_seconds: With ``measure=True``, seconds after which the rest is predicted.
         repro: Folder for directories that reproduce rewrites which changed values and were rolled
             back (see ``docs/debugging.md``); they hold the model's weights and example inputs. By
             default that of the environment variable ``QFUSE_REPRO``, and none without it.
@@ -92,6 +93,9 @@ class Options:
         default=512,
         metadata={"help": "MB by which float weights may enlarge the constants"},
     )
+    measure_seconds: float = field(
+        default=20.0, metadata={"help": "seconds that measuring may take"}
+    )
     repro: Path | None = field(
         default=None,
         metadata={"help": "keep what reproduces wrong rewrites in this folder", "folder": True},
@@ -110,6 +114,9 @@ class Options:
                 f"option 'float_memory' must be a number of MB, not {bound!r}",
                 fix="0 takes float only where the constants do not grow",
             )
+        budget: object = self.measure_seconds
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
+            raise OptionsError(f"option 'measure_seconds' must be positive, not {budget!r}")
         object.__setattr__(self, "without", _names(self.without))
         object.__setattr__(self, "repro", _folder(self.repro))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from qfuse.cost import CostModel
+from qfuse.cost.times import Times
 from qfuse.ir.errors import OptionsError, PlanError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -34,13 +35,17 @@ def replay_plan(
     _check_backends(wanted, pipeline)
     notes = [*check_versions(wanted), *_machine_notes(wanted, pipeline)]
     off = recorded_off(wanted)
-    pipeline = replace(pipeline, cost=CostModel(wanted.profile), banned=off)
+    # The recorded times, and no new ones, so that the same kernels are chosen.
+    times = Times({product: dict(one) for product, one in wanted.times.items()})
+    wishes = replace(pipeline.wishes, times=times, measurer=None)
+    pipeline = replace(pipeline, cost=CostModel(wanted.profile), banned=off, wishes=wishes)
     plan = pipeline.plan(captured, inputs)
     assert plan.data is not None, "the pipeline records its decisions"
     edits = find_edits(wanted, plan.data, plan.lowered.log)
     notes += edits.notes
     if edits:
-        again = replace(pipeline, banned=off | edits.off, forced=edits.forced)
+        forced = replace(wishes, forced=edits.forced)
+        again = replace(pipeline, banned=off | edits.off, wishes=forced)
         plan = again.plan(captured, inputs)
         assert plan.data is not None, "the pipeline records its decisions"
         check_forced(edits, plan.data, plan.lowered.log)

@@ -114,6 +114,7 @@ def compile_command(
             options=request.options,
             progress=say,
             strict=request.strict,
+            measure=given["measure"],
             plan=given["use_plan"],
         )
         # Before it runs: a model may write its buffers.

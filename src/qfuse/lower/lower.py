@@ -36,13 +36,13 @@ from qfuse.lower.expand.describe import (
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.floats.choose import FloatChoice, FloatChoices, choose_floats
 from qfuse.lower.floats.form import float_call
-from qfuse.lower.floats.policy import FloatPolicy, Wishes
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.cats import lower_cats
 from qfuse.lower.layout.max_pools import widen_max_pools
+from qfuse.lower.measure.wishes import Wishes
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
@@ -87,8 +87,8 @@ def lower(
     context = context or RewriteContext("lower")
     session = RewriteSession(program, context)
     wishes = wishes or Wishes()
-    shared = LoweringContext(session, target, cost, kernels, wishes.forced)
-    _Lowering(shared, wishes.floats).run()
+    shared = LoweringContext(session, target, cost, kernels, wishes.forced, wishes.times)
+    _Lowering(shared, wishes).run()
     fold_constants(program, context)
     drop_unused_constants(program)
     # Edits do not regenerate the module's code.
@@ -124,9 +124,9 @@ class _NotLowered:
 class _Lowering:
     """State of one call of :func:`lower`."""
 
-    def __init__(self, context: LoweringContext, policy: FloatPolicy) -> None:
+    def __init__(self, context: LoweringContext, wishes: Wishes) -> None:
         self._context = context
-        self._policy = policy
+        self._wishes = wishes
         self._floats = FloatChoices()
         self._session = context.session
         self._graph = context.program.graph
@@ -175,7 +175,10 @@ class _Lowering:
         products = [one for one in map(self._product, nodes) if one is not None]
         fused = [linear_rowwise_problem(node, symbols) for node in nodes]
         both = [one for one in fused if isinstance(one, LinearRowwiseProblem)]
-        return choose_floats(products, both, self._context, self._policy)
+        wishes = self._wishes
+        if wishes.measurer is not None:
+            wishes.measurer.measure(products, self._context, wishes.floats)
+        return choose_floats(products, both, self._context, wishes.floats)
 
     def _log_unfused(self) -> None:
         # Reasons depend on the producers and users, so they are logged before any op is lowered.
@@ -235,6 +238,7 @@ class _Lowering:
         event = Lowered(
             *(self._context.stage, place, FLOAT, what, choice.seconds, losers, choice.why),
             cause=ExpandCause.PROFIT,
+            measured=choice.measured,
             rival_seconds=None if choice.rival is None else choice.rival.seconds,
             added_bytes=choice.added,
         )
@@ -310,7 +314,11 @@ class _Lowering:
         notes = (offer.claim.note, note, describe_rest(problem, offer.claim))
         why = "; ".join(filter(None, notes))
         stage = self._context.stage
-        event = Lowered(stage, place, name, what, seconds, losers, why, dequantized=opened)
+        event = Lowered(
+            *(stage, place, name, what, seconds, losers, why),
+            dequantized=opened,
+            measured=offer.measured,
+        )
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.rowwise import RowwiseOp, RowwiseProblem, loops_of, rowwise_problem
 from qfuse.lower.select.context import LoweringContext
-from qfuse.lower.select.select import Choice, Rival, against
+from qfuse.lower.select.select import Choice, Offer, Rival, against
 
 
 def choose(problem: Problem, context: LoweringContext) -> Choice:
@@ -17,13 +19,22 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
     if choice.offer is None:
         return choice
     if isinstance(problem, LinearRowwiseProblem):
-        return against(choice, problem, _two_kernels(problem, context))
+        scaled = replace(choice, offer=measured_offer(choice.offer, problem, context))
+        return against(scaled, problem, _two_kernels(problem, context))
     loops = choice.offer.claim.loops
     # The alternative of a product is a float product, which is chosen for all of them together.
     if loops is None:
         return choice
     rival = Rival("compiled loops", context.cost.seconds(loops), shown=False)
     return against(choice, problem, rival)
+
+
+def measured_offer(offer: Offer, problem: LinearRowwiseProblem, context: LoweringContext) -> Offer:
+    """Return a fused kernel, scaled by how wrong the prediction of its linear alone was."""
+    linear = context.select(linear_problem(problem.linear, context.symbols)).offer
+    if linear is None or not linear.measured or linear.kernel.name != offer.kernel.name:
+        return offer
+    return replace(offer, seconds=offer.seconds * linear.seconds / linear.predicted)
 
 
 def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Rival | None:

@@ -70,6 +70,7 @@ class PlanData:
         kernels: The kernel of each op, in order.
         prefer: ``speed`` or ``memory``: whether a product runs in float where that is faster.
         float_memory: By how many MB float weights may enlarge the constants.
+        times: The measured times that kernels were chosen by: see :class:`qfuse.cost.times.Times`.
     """
 
     versions: Mapping[str, str]
@@ -84,6 +85,7 @@ class PlanData:
     # Plans without these were made when a quantized kernel ran wherever there was one.
     prefer: str = "memory"
     float_memory: int = 0
+    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values; :func:`qfuse.plans.read_plan` reads them."""
@@ -95,12 +97,14 @@ class PlanData:
             "prefer": self.prefer,
             "float_memory": self.float_memory,
         }
+        times = {product: dict(seconds) for product, seconds in self.times.items()}
         return {
             "format": FORMAT,
             "version": VERSION,
             "versions": dict(self.versions),
             "target": self.target.to_dict(),
             "profile": self.profile.to_dict(),
+            **({"times": times} if times else {}),
             "options": options,
             "sites": [_site(site) for site in self.sites],
             "kernels": [_kernel(choice) for choice in self.kernels],

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qfuse.cost import CostProfile
-from qfuse.ir.errors import OptionsError, PlanError
+from qfuse.cost.times import read_times
+from qfuse.ir.errors import CacheError, OptionsError, PlanError
 from qfuse.plans.data import FORMAT, VERSION, KernelChoice, PlanData, Site
 from qfuse.targets import Target
 
@@ -60,7 +61,7 @@ def _parse(data: object, where: str) -> PlanData:
             fix="save the plan again with this version of qfuse",
         )
     missing = [name for name in _TOP if name not in data]
-    unknown = sorted(set(data) - {"format", "version", "note", *_TOP})
+    unknown = sorted(set(data) - {"format", "version", "note", "times", *_TOP})
     if missing or unknown:
         text = f"has no {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
         raise PlanError(f"the plan {text}", where=where)
@@ -71,7 +72,8 @@ def _parse(data: object, where: str) -> PlanData:
             Target.from_json(json.dumps(data["target"])),
             CostProfile.from_dict(data["profile"]),
         )
-    except OptionsError as error:
+        times = read_times(data.get("times", {}))
+    except (OptionsError, CacheError) as error:
         raise PlanError(error.what, where=where) from error
     return PlanData(
         _texts(data["versions"], f"{where}: versions"),
@@ -84,6 +86,7 @@ def _parse(data: object, where: str) -> PlanData:
         tuple(_sites(data["sites"], where)),
         tuple(_kernels(data["kernels"], where)),
         **{name: options[name] for name in _LATER_OPTIONS if name in options},
+        times=times,
     )
 
 

@@ -21,7 +21,7 @@ from qfuse.lower.floats.policy import FloatPolicy
 from qfuse.lower.fold import FOLDED_BYTES
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem
-from qfuse.lower.rival import rowwise_seconds
+from qfuse.lower.rival import measured_offer, rowwise_seconds
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.select import Losers, Offer
 from qfuse.rewrite.prelude import Node
@@ -52,7 +52,12 @@ class FloatChoice:
         if self.rival is None or self.seconds is None:
             return ()
         mine, theirs = seconds_text(self.seconds), seconds_text(self.rival.seconds)
-        return ((self.rival.kernel.name, f"predicted {theirs}, float {mine}"),)
+        return ((self.rival.kernel.name, f"{self.rival.how} {theirs}, float {mine}"),)
+
+    @property
+    def measured(self) -> bool:
+        """Whether its time and that of the kernel were measured."""
+        return self.rival is not None and self.rival.measured
 
     @property
     def why(self) -> str:
@@ -61,7 +66,7 @@ class FloatChoice:
         if self.rival is None or self.seconds is None:
             return f"its weight is dequantized once{more}" if self.weight is not None else ""
         mine, theirs = seconds_text(self.seconds), seconds_text(self.rival.seconds)
-        return f"runs in float: predicted {mine} against {theirs}{more}"
+        return f"runs in float: {self.rival.how} {mine} against {theirs}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +163,12 @@ def _candidate(
 
 def _float_seconds(problem: ProductProblem, context: LoweringContext) -> float | None:
     work = float_product_work(problem)
-    return None if work is None else context.cost.seconds([work, *float_loops(problem)])
+    if work is None:
+        return None
+    product = context.known_times(problem).get(FLOAT)
+    if product is None:
+        product = context.cost.seconds(work)
+    return product + context.cost.seconds(float_loops(problem))
 
 
 def _best_kernel(problem: ProductProblem, context: LoweringContext) -> Offer | None:
@@ -185,6 +195,7 @@ def _with_op_behind(
     offer = context.select(after).offer
     if offer is None:
         return rival
+    offer = measured_offer(offer, after, context)
     alone = offer.seconds - rowwise_seconds(after.op, context)
     return replace(offer, seconds=max(alone, 0.0)) if alone < rival.seconds else rival
 
@@ -251,4 +262,7 @@ def _refusal(group: Sequence[_Candidate], total: int, policy: FloatPolicy) -> st
 
 
 def _time(one: _Candidate) -> str:
-    return "not predicted" if one.seconds is None else f"predicted {seconds_text(one.seconds)}"
+    if one.seconds is None:
+        return "not predicted"
+    how = "predicted" if one.rival is None else one.rival.how
+    return f"{how} {seconds_text(one.seconds)}"

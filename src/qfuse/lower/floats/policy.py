@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 MB = 1_000_000
 # A number that depends on the model's size would let a small model waste little and a large one
@@ -32,16 +31,3 @@ class FloatPolicy:
 
 QUANTIZED = FloatPolicy(fastest=False, memory_bytes=0)
 """A quantized kernel runs wherever there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a lowering is asked for besides the cheapest kernels.
-
-    Attributes:
-        forced: Kernels to use whatever they cost, by the name of the op's node.
-        floats: When a product may run in float although a kernel takes it.
-    """
-
-    forced: Mapping[str, str] = field(default_factory=dict)
-    floats: FloatPolicy = field(default_factory=FloatPolicy)
