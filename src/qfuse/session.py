@@ -18,7 +18,7 @@ from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.cases import keep_cases
-from qfuse.cost import CostModel, CostProfile, load_or_measure
+from qfuse.cost import CostModel, CostProfile, kernels_in_use, load_or_measure
 from qfuse.cost.times import Times, load_times, save_times
 from qfuse.ir.errors import CaptureError, OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
@@ -183,8 +183,7 @@ class Session:
     @property
     def _kernels(self) -> str:
         """What qfuse's own kernels are: the library, and the instruction set that they use."""
-        path = self.library.path
-        return "" if path is None else f"{path.name} {torch.ops.qfuse.chosen_kernels()}"
+        return kernels_in_use() if self.library.available else ""
 
     def backend_options(self) -> BackendOptions:
         """Return the options that the lowered graph is compiled with."""

@@ -30,11 +30,11 @@ def choose(problem: Problem, context: LoweringContext) -> Choice:
 
 
 def measured_offer(offer: Offer, problem: LinearRowwiseProblem, context: LoweringContext) -> Offer:
-    """Return a fused kernel, scaled by how wrong the prediction of its linear alone was."""
+    """Return a fused kernel, corrected by how wrong the prediction of its linear alone was."""
     linear = context.select(linear_problem(problem.linear, context.symbols)).offer
     if linear is None or not linear.measured or linear.kernel.name != offer.kernel.name:
         return offer
-    return replace(offer, seconds=offer.seconds * linear.seconds / linear.predicted)
+    return replace(offer, seconds=offer.seconds + linear.seconds - linear.predicted)
 
 
 def _two_kernels(problem: LinearRowwiseProblem, context: LoweringContext) -> Rival | None:

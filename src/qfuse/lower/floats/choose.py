@@ -75,8 +75,8 @@ class FloatChoices:
 
     Attributes:
         taken: Those that run in float, by the node of the product.
-        lost: Why others do not, for the report, by node: products of two activations, and those
-            that would be faster.
+        lost: Why others do not, for the report, by node: those that would be faster, those that
+            were measured, and products of two activations.
     """
 
     taken: Mapping[Node, FloatChoice] = field(default_factory=dict)
@@ -205,8 +205,7 @@ def _within(
 ) -> FloatChoices:
     """Take the candidates that pay and that the policy permits."""
     taken: dict[Node, FloatChoice] = {}
-    # A product without a weight has no other place that shows how fast float would be.
-    lost = {one.problem.place: _time(one) for one in found if not one.pays and one.weight is None}
+    lost = {one.problem.place: _time(one) for one in found if not one.pays and _is_shown(one)}
     total = 0
     paying = _groups([one for one in found if one.pays])
     for group in sorted(paying, key=lambda group: -_gain_per_byte(group, users)):
@@ -223,6 +222,11 @@ def _within(
             # The others share what the first one adds.
             added = 0
     return FloatChoices(taken, lost)
+
+
+def _is_shown(one: _Candidate) -> bool:
+    """Whether the report shows how slow float is: measured, or of two activations."""
+    return one.weight is None or (one.rival is not None and one.rival.measured)
 
 
 def _groups(found: Sequence[_Candidate]) -> list[list[_Candidate]]:
