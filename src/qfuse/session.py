@@ -204,6 +204,8 @@ class Session:
             check=self.check.value,
             float_dtype=None if self.float_dtype is None else dtype_name(self.float_dtype),
             constant_bytes=_constant_bytes(plan),
+            prefer=str(self.options.prefer),
+            float_bytes=sum(e.added_bytes for e in plan.lowered.log.of(Lowered)) or None,
             claims=_claims(plan, backend),
             capture_seconds=self.seconds.get("capture"),
             plan_seconds=self.seconds.get("plan"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,8 +22,8 @@ from qfuse.lower.select.texts import product_text
 
 SECONDS = 20.0
 """The default budget: enough for every product of the models of the zoo."""
-# Kernels that are predicted to take longer than this many times the best one are not measured.
-_CLOSE = 2.0
+CLOSE = 2.0
+"""Kernels that are predicted to take longer than this many times the best one are not measured."""
 
 
 @dataclass(slots=True)
@@ -34,16 +35,21 @@ class Measurer:
         timer: Times functions.
         clock: Returns the seconds that the budget counts.
         say: Called with what is done.
+        close: Kernels that are predicted to take this many times the best one are not measured;
+            ``None`` measures all.
         spent: Seconds spent so far.
         stopped: Why the rest is predicted, or "".
+        predicted: The predicted seconds of what was measured last.
     """
 
     seconds: float = SECONDS
     timer: Timer = interleaved_medians
     clock: Callable[[], float] = time.perf_counter
     say: Callable[[str], None] | None = None
+    close: float | None = CLOSE
     spent: float = 0.0
     stopped: str = ""
+    predicted: dict[str, float] = field(default_factory=dict)
 
     def measure(
         self,
@@ -75,13 +81,31 @@ class Measurer:
         self, text: str, problem: ProductProblem, context: LoweringContext, policy: FloatPolicy
     ) -> bool:
         """Measure one product if there is a choice; return whether there is."""
-        runs = dict(_alternatives(problem, context, policy))
-        if len(runs) < 2:  # noqa: PLR2004 - nothing to choose from
+        found = list(self._alternatives(problem, context, policy))
+        if len(found) < 2:  # noqa: PLR2004 - nothing to choose from
             return False
+        runs = {name: run for name, _, run in found}
+        self.predicted = {name: seconds for name, seconds, _ in found}
         with torch.no_grad():
             seconds = self.timer(list(runs.values()))
         context.times.add(text, dict(zip(runs, seconds, strict=True)))
         return True
+
+    def _alternatives(
+        self, problem: ProductProblem, context: LoweringContext, policy: FloatPolicy
+    ) -> Iterator[tuple[str, float, Run]]:
+        """Yield the close kernels and the float form: name, predicted seconds, what runs it."""
+        offers, cost = context.offers(problem), context.cost
+        if not offers:
+            return
+        limit = math.inf if self.close is None else self.close * min(o.seconds for o in offers)
+        for offer in offers:
+            if offer.seconds <= limit:
+                alone = offer.predicted - cost.loop_seconds(offer.claim.work)
+                yield offer.kernel.name, alone, kernel_run(problem, offer, context)
+        work = float_product_work(problem)
+        if policy.fastest and work is not None:
+            yield FLOAT, cost.seconds(work), float_run(problem)
 
     def _log(self, done: int, count: int, context: LoweringContext) -> None:
         if done:
@@ -100,18 +124,3 @@ def _distinct(products: Sequence[ProductProblem], times: Times) -> dict[str, Pro
         if not times.of(text):
             found.setdefault(text, problem)
     return found
-
-
-def _alternatives(
-    problem: ProductProblem, context: LoweringContext, policy: FloatPolicy
-) -> Iterator[tuple[str, Run]]:
-    """Yield the kernels that are predicted to be close to the best one, and the float form."""
-    offers = context.offers(problem)
-    if not offers:
-        return
-    limit = _CLOSE * min(offer.seconds for offer in offers)
-    for offer in offers:
-        if offer.seconds <= limit:
-            yield offer.kernel.name, kernel_run(problem, offer, context)
-    if policy.fastest and float_product_work(problem) is not None:
-        yield FLOAT, float_run(problem)
