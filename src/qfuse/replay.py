@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from qfuse.cost import CostModel
-from qfuse.cost.times import Times
 from qfuse.ir.errors import OptionsError, PlanError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -17,6 +16,7 @@ from qfuse.options import Options, Prefer, choice
 from qfuse.pipeline import Pipeline, Plan
 from qfuse.plans import PlanData, find_edits
 from qfuse.plans.fit import check_forced, check_versions, recorded_off
+from qfuse.plans.wishes import planned_wishes
 
 
 def replay_plan(
@@ -35,9 +35,7 @@ def replay_plan(
     _check_backends(wanted, pipeline)
     notes = [*check_versions(wanted), *_machine_notes(wanted, pipeline)]
     off = recorded_off(wanted)
-    # The recorded times, and no new ones, so that the same kernels are chosen.
-    times = Times({product: dict(one) for product, one in wanted.times.items()})
-    wishes = replace(pipeline.wishes, times=times, measurer=None)
+    wishes = planned_wishes(wanted)
     pipeline = replace(pipeline, cost=CostModel(wanted.profile), banned=off, wishes=wishes)
     plan = pipeline.plan(captured, inputs)
     assert plan.data is not None, "the pipeline records its decisions"
