@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from qfuse import session
 from qfuse.cost import CostProfile
+from qfuse.cost.times import Times
 from qfuse.targets import Target
 from tests.support import _export_api, machine, summary
 
@@ -160,6 +161,8 @@ def pinned_costs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "load_or_measure", pinned)
+        patch.setattr(session, "load_times", lambda *_: Times())
+        patch.setattr(session, "save_times", lambda *_: None)
         yield
 
 

@@ -40,6 +40,8 @@ class CompiledModel(StorableModule):
         fused, expanded, left = map(len, (report.fused, report.expanded, report.left))
         call = ", ".join(self.signature.parameters)
         ops = f"{fused} quantized ops on kernels, {expanded} expanded"
+        if report.in_float:
+            ops += f", {len(report.in_float)} in float"
         name = type(self).__name__
         return f"<{name}({call}): {ops}, {left} quantize/dequantize left; {self.backend}>"
 
@@ -72,6 +74,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
     strict: bool = False,
+    measure: bool = False,
     plan: str | Path | Mapping[str, Any] | None = None,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
@@ -93,7 +96,10 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         options: A :class:`qfuse.Options`, or a mapping of its fields.
         progress: Called with a short description when a step begins.
         strict: Whether a quantized op that does not run on a quantized kernel is an error, unless
-            the cost model chose float.
+            it runs in float because that is faster.
+        measure: Whether the kernels of a product that are predicted to be close, and its float
+            form, are timed on this machine, which takes up to ``Options.measure_seconds``. Later
+            compilations know the times. A plan has its own times, and nothing is measured.
         plan: A saved plan to replay, as a path or as parsed JSON: the same rewrites, kernels
             and options, besides what was edited in it.
 
@@ -113,12 +119,13 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     wanted = None if plan is None else read_plan(plan)
     if wanted is not None:
         options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
-    session = Session.start(target, check, float_dtype, options, progress)
+    session = Session.start(target, check, float_dtype, options, progress, measure=measure)
     with TRACING, limited_threads(session.options.threads):
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():
             with session.timed("plan"):
                 made = session.plan(captured, inputs, wanted)
+            session.keep_times()
             if strict:
                 require_quantized(session.report(made, None))
             with session.timed("compile"):

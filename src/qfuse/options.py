@@ -37,6 +37,17 @@ class BuiltinBackend(StrEnum):
     EAGER = "eager"
 
 
+class Prefer(StrEnum):
+    """What runs a quantized product that is faster in float.
+
+    ``SPEED``: the float product, with its weight dequantized at compile time, as long as
+    ``float_memory`` lasts. ``MEMORY``: the quantized kernel, wherever there is one.
+    """
+
+    SPEED = "speed"
+    MEMORY = "memory"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of :func:`qfuse.compile`; every field has a default.
@@ -51,6 +62,11 @@ class Options:
             measure what one brings, or to work around it.
         threads: How many threads a call of the compiled model uses, and what it is planned for; by
             default ``torch.get_num_threads()``. Nothing outside of the model changes.
+        prefer: ``speed`` runs a quantized product in float where that is faster; ``memory`` runs
+            it on a quantized kernel wherever there is one.
+        float_memory: With ``prefer="speed"``, by how many MB weights that are dequantized at
+            compile time may enlarge the constants of the model in all.
+        measure_seconds: With ``measure=True``, seconds after which the rest is predicted.
         repro: Folder for directories that reproduce rewrites which changed values and were rolled
             back (see ``docs/debugging.md``); they hold the model's weights and example inputs. By
             default that of the environment variable ``QFUSE_REPRO``, and none without it.
@@ -75,6 +91,17 @@ class Options:
     threads: int | None = field(
         default=None, metadata={"help": "threads of a call of the compiled model"}
     )
+    prefer: Prefer = field(
+        default=Prefer.SPEED,
+        metadata={"help": "speed: float where it is faster; memory: quantized kernels"},
+    )
+    float_memory: int = field(
+        default=512,
+        metadata={"help": "MB by which float weights may enlarge the constants"},
+    )
+    measure_seconds: float = field(
+        default=20.0, metadata={"help": "seconds that measuring may take"}
+    )
     repro: Path | None = field(
         default=None,
         metadata={"help": "keep what reproduces wrong rewrites in this folder", "folder": True},
@@ -86,6 +113,16 @@ class Options:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionsError(f"option {name!r} must be a bool, not {value!r}")
+        object.__setattr__(self, "prefer", choice(Prefer, self.prefer, "prefer"))
+        bound: object = self.float_memory
+        if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
+            raise OptionsError(
+                f"option 'float_memory' must be a number of MB, not {bound!r}",
+                fix="0 takes float only where the constants do not grow",
+            )
+        budget: object = self.measure_seconds
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
+            raise OptionsError(f"option 'measure_seconds' must be positive, not {budget!r}")
         object.__setattr__(self, "without", _names(self.without))
         object.__setattr__(self, "threads", checked_threads(self.threads))
         object.__setattr__(self, "repro", _folder(self.repro))

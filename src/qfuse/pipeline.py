@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from qfuse.ir.signature.run import run_flat
 from qfuse.ir.signature.strides import with_measured_strides
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
-from qfuse.lower import claim_ops, lower
+from qfuse.lower import Wishes, claim_ops, lower
 from qfuse.lower.kernels.installed import MakeKernels, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.model_check import ModelCheck, bisect_count
@@ -188,7 +188,7 @@ class Pipeline:
         without: Names of disabled rewrites of the optimize stage.
         extensions: Rules, kernels and backends of other packages.
         banned: Keys of rewrites that a plan switched off.
-        forced: Kernels that a plan chose, by the name of the op's node.
+        wishes: Kernels that a plan chose, when products may run in float, and measured times.
     """
 
     target: Target
@@ -200,7 +200,7 @@ class Pipeline:
     without: tuple[str, ...] = ()
     extensions: Extensions = field(default_factory=Extensions)
     banned: frozenset[str] = frozenset()
-    forced: Mapping[str, str] = field(default_factory=dict)
+    wishes: Wishes = field(default_factory=Wishes)
 
     def __post_init__(self) -> None:
         known = rewrite_names() | self.extensions.rule_names
@@ -263,7 +263,7 @@ class Pipeline:
             return claim_ops(optimized, more.backends, context)
         added = [kernel for make in more.kernels for kernel in make()]
         kernels = (*all_kernels(self.kernels), *added)
-        return lower(optimized, self.target, self.cost, kernels, context, self.forced)
+        return lower(optimized, self.target, self.cost, kernels, context, self.wishes)
 
     def plan(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> Plan:
         """Rewrite the graph, check the values of the model, and undo rewrites that break them.
@@ -327,6 +327,8 @@ class Pipeline:
             tuple(backend.name for backend in backends),
             sites,
             chosen,
+            *self.wishes.floats.recorded,
+            self.wishes.times.used,
         )
         return Plan(lowered, reference, backends, tuple(recorder.stages), data)
 

@@ -11,10 +11,11 @@ from qfuse.ir.errors import OptionsError, PlanError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.quant.spec import dtype_name, parse_dtype
-from qfuse.options import Options
+from qfuse.options import Options, Prefer, choice
 from qfuse.pipeline import Pipeline, Plan
 from qfuse.plans import PlanData, find_edits
 from qfuse.plans.fit import check_forced, check_versions, recorded_off
+from qfuse.plans.wishes import planned_wishes
 
 
 def replay_plan(
@@ -33,13 +34,15 @@ def replay_plan(
     _check_backends(wanted, pipeline)
     notes = [*check_versions(wanted), *_machine_notes(wanted, pipeline)]
     off = recorded_off(wanted)
-    pipeline = replace(pipeline, cost=replace(pipeline.cost, profile=wanted.profile), banned=off)
+    cost = replace(pipeline.cost, profile=wanted.profile)
+    pipeline = replace(pipeline, cost=cost, banned=off, wishes=planned_wishes(wanted))
     plan = pipeline.plan(captured, inputs)
     assert plan.data is not None, "the pipeline records its decisions"
     edits = find_edits(wanted, plan.data, plan.lowered.log)
     notes += edits.notes
     if edits:
-        again = replace(pipeline, banned=off | edits.off, forced=edits.forced)
+        forced = replace(wishes, forced=edits.forced)
+        again = replace(pipeline, banned=off | edits.off, wishes=forced)
         plan = again.plan(captured, inputs)
         assert plan.data is not None, "the pipeline records its decisions"
         check_forced(edits, plan.data, plan.lowered.log)
@@ -71,6 +74,8 @@ def planned_options(
         "without": (options.without, wanted.without, ()),
         "own_kernels": (options.own_kernels, wanted.own_kernels, True),
         "float_dtype": (_name(float_dtype), wanted.float_dtype, None),
+        "prefer": (str(options.prefer), wanted.prefer, str(Options().prefer)),
+        "float_memory": (options.float_memory, wanted.float_memory, Options().float_memory),
     }
     for name, (given, recorded, default) in asked.items():
         if given not in (recorded, default):
@@ -78,7 +83,13 @@ def planned_options(
                 f"{name} is {given!r}, and the plan was made with {recorded!r}",
                 fix=f"leave {name} out, or make a new plan",
             )
-    made = replace(options, without=wanted.without, own_kernels=wanted.own_kernels)
+    made = replace(
+        options,
+        without=wanted.without,
+        own_kernels=wanted.own_kernels,
+        prefer=choice(Prefer, wanted.prefer, "the plan's prefer"),
+        float_memory=wanted.float_memory,
+    )
     return made, None if wanted.float_dtype is None else parse_dtype(wanted.float_dtype)
 
 

@@ -18,13 +18,16 @@ from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.cases import keep_cases
-from qfuse.cost import CostModel, CostProfile, load_or_measure
+from qfuse.cost import CostModel, CostProfile, kernels_in_use, load_or_measure
+from qfuse.cost.times import Times, load_times, save_times
 from qfuse.ir.errors import CaptureError, OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.signature.caller import Caller
-from qfuse.options import BuiltinBackend, Check, Options, choice
+from qfuse.lower import FloatPolicy, Measurer, Wishes
+from qfuse.lower.measure.timer import Timer, interleaved_medians
+from qfuse.options import BuiltinBackend, Check, Options, Prefer, choice
 from qfuse.pipeline import Extensions, Pipeline, Plan
 from qfuse.plans import PlanData
 from qfuse.profile.memory import live_bytes
@@ -32,6 +35,8 @@ from qfuse.replay import replay_plan
 from qfuse.report import Report
 from qfuse.report.facts import ClaimFacts, Facts, target_facts, utc_now
 from qfuse.targets import Target, limited_threads
+
+_MB = 1_000_000
 
 TRACING = threading.RLock()
 """Held while a model is captured and compiled: tracing replaces globals of torch."""
@@ -55,6 +60,8 @@ class Session:
     library: kernels.KernelLibrary
     extensions: Extensions
     progress: Callable[[str], None] | None
+    measures: bool = False
+    times: Times | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     model: str = ""
 
@@ -66,9 +73,13 @@ class Session:
         float_dtype: torch.dtype | None,
         options: Options | Mapping[str, Any] | None,
         progress: Callable[[str], None] | None,
+        *,
+        measure: bool = False,
     ) -> Session:
         """Validate the request before any slow step."""
         chosen = Options.of(options)
+        if not isinstance(measure, bool):
+            raise OptionsError(f"measure must be a bool, not {measure!r}")
         backends = chosen_backends(chosen.backend)
         checked = choice(Check, check, "check")
         if float_dtype not in {None, torch.float32, torch.bfloat16}:
@@ -89,9 +100,11 @@ class Session:
             progress("detecting the machine")
         library = _library(chosen, backends)
         extensions = Extensions.installed(library, backends)
+        if measure:
+            _check_measurable(target, backends)
         with limited_threads(chosen.threads):
             target = target or Target.detect(extensions=False)
-        return cls(target, checked, chosen, float_dtype, library, extensions, progress)
+        return cls(target, checked, chosen, float_dtype, library, extensions, progress, measure)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -151,7 +164,28 @@ class Session:
             self.progress,
             self.options.without,
             self.extensions,
+            wishes=self._wishes(),
         )
+
+    def _wishes(self) -> Wishes:
+        """Return when products run in float, and their measured times."""
+        if self.times is None:
+            self.times = load_times(self.target, self._kernels)
+        measurer = None
+        if self.measures:
+            timer, budget = product_timer(), self.options.measure_seconds
+            measurer = Measurer(budget, timer, say=self.progress)
+        return Wishes({}, float_policy(self.options), self.times, measurer)
+
+    def keep_times(self) -> None:
+        """Store what was measured, for later compilations."""
+        if self.measures and self.times is not None and self.times.known:
+            save_times(self.times, self.target, self._kernels)
+
+    @property
+    def _kernels(self) -> str:
+        """What qfuse's own kernels are: the library, and the instruction set that they use."""
+        return kernels_in_use() if self.library.available else ""
 
     def backend_options(self) -> BackendOptions:
         """Return the options that the lowered graph is compiled with."""
@@ -172,6 +206,8 @@ class Session:
             check=self.check.value,
             float_dtype=None if self.float_dtype is None else dtype_name(self.float_dtype),
             constant_bytes=_constant_bytes(plan),
+            prefer=str(self.options.prefer),
+            float_bytes=sum(e.added_bytes for e in plan.lowered.log.of(Lowered)) or None,
             claims=_claims(plan, backend),
             capture_seconds=self.seconds.get("capture"),
             plan_seconds=self.seconds.get("plan"),
@@ -195,6 +231,31 @@ class Session:
 def cost_profile(target: Target) -> CostProfile:
     """Return the measured speeds of a target; the first call on a machine measures them."""
     return load_or_measure(target)
+
+
+def product_timer() -> Timer:
+    """Return what times the alternatives for a product."""
+    return interleaved_medians
+
+
+def _check_measurable(target: Target | None, backends: Sequence[Backend]) -> None:
+    """Refuse to measure what another machine or a backend runs."""
+    if backends:
+        raise OptionsError(
+            "measure=True times qfuse's kernels, and a backend of another package runs the model",
+            fix="leave out measure or backend",
+        )
+    here = Target.detect(extensions=False)
+    if target is not None and target.machine_fingerprint() != here.machine_fingerprint():
+        raise OptionsError(
+            "measure=True times kernels on this machine, and target is another one",
+            fix="leave out measure, or compile on that machine",
+        )
+
+
+def float_policy(options: Options) -> FloatPolicy:
+    """Return when a product may run in float, by the options."""
+    return FloatPolicy(options.prefer is Prefer.SPEED, options.float_memory * _MB)
 
 
 def _claims(plan: Plan, backend: str | None) -> tuple[ClaimFacts, ...]:

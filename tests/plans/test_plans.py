@@ -151,7 +151,7 @@ def test_a_site_that_is_off_does_not_happen(plain: qfuse.CompiledModel) -> None:
     assert compiled(saved).plan.to_json() == fast.plan.to_json()
 
 
-@pytest.mark.parametrize("kernel", ["aten._int_mm", "qfuse.linear_w8a16", "expand"])
+@pytest.mark.parametrize("kernel", ["aten._int_mm", "qfuse.linear_w8a16", "expand", "float"])
 def test_a_forced_kernel_runs_with_the_same_values(plain: qfuse.CompiledModel, kernel: str) -> None:
     data = data_of(plain)
     forced = data["kernels"][-1]

@@ -261,4 +261,4 @@ def _measure_recipe(
     contest.leave([eager.name, *(contender.name for contender in quantized)])
     named = {(c.engine, c.float_type, c.recipe is not None): c.name for c in (*floats, *quantized)}
     pairs = pairs_of(case.name, recipe, entries, named, FloatType)
-    return Match(case.name, case.what, recipe, entries, pairs, others)
+    return Match(case.name, case.what, recipe, entries, pairs, others, floats[0].name)

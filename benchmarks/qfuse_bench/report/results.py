@@ -45,6 +45,30 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """A quantized model that is slower under qfuse than the float model is.
+
+    Attributes:
+        model: What tables call the model and its size.
+        recipe: What tables call the recipe.
+        ours: qfuse, on the quantized model.
+        floats: The fastest contender on the float model, of the same float type.
+        ratio: Our time over that.
+    """
+
+    model: str
+    recipe: str
+    ours: Entry
+    floats: Entry
+    ratio: Ratio
+
+    def __str__(self) -> str:
+        """``bert, static: qfuse f32 takes 1.20 of inductor f32``."""
+        share = f"takes {self.ratio.value:.2f} of {self.floats.name}"
+        return f"{self.model}, {self.recipe}: {self.ours.name} {share}"
+
+
+@dataclass(frozen=True, slots=True)
 class Match:
     """One model under one recipe: all contenders of the same rounds.
 
@@ -55,6 +79,7 @@ class Match:
         entries: By the contender's name.
         pairs: Those of them that are compared.
         others: The fraction of the machine that other programs used meanwhile.
+        eager: Name of the float model without a compiler among the entries.
     """
 
     case: str
@@ -63,6 +88,27 @@ class Match:
     entries: Mapping[str, Entry]
     pairs: tuple[Pair, ...]
     others: float
+    eager: str = ""
+
+    def losses(self) -> list[Loss]:
+        """Return where qfuse is surely slower than the fastest float model of its float type.
+
+        A bfloat16 model is no alternative for who keeps float32: its values are others.
+        """
+        found = []
+        for pair in self.pairs:
+            peers = [pair.plain]
+            if pair.float_type is FloatType.F32 and self.eager in self.entries:
+                peers.append(self.entries[self.eager])
+            timed = [(_ratio(pair.ours, peer), peer) for peer in peers]
+            worst = max(
+                ((ratio, peer) for ratio, peer in timed if ratio is not None),
+                key=lambda one: one[0].value,
+                default=None,
+            )
+            if worst is not None and worst[0].low > 1:
+                found.append(Loss(self.case, self.recipe, pair.ours, worst[1], worst[0]))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +168,19 @@ class Results:
                 found.append((name, ratio, count))
         return found
 
+    @property
+    def losses(self) -> list[Loss]:
+        """The cells that are surely slower than the float model."""
+        return [loss for match in self.matches for loss in match.losses()]
+
+    @property
+    def against_float(self) -> str:
+        """``none of 12 cells are slower than the float model``."""
+        count = sum(pair.speedup_over_float is not None for pair in self.pairs)
+        lost = len(self.losses)
+        verb = "is" if lost == 1 else "are"
+        return f"{lost or 'none'} of {count} cells {verb} slower than the float model"
+
     def trouble(self) -> list[str]:
         """Return a line for every missing time, with the reason."""
         lines = [f"{name}: {reason}" for name, reason in self.skipped.items()]
@@ -151,6 +210,7 @@ class Results:
                 }
                 for match in self.matches
             ],
+            "losses_to_float": [str(loss) for loss in self.losses],
             "skipped": dict(self.skipped),
         }
 

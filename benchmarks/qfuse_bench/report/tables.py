@@ -22,6 +22,11 @@ def show(results: Results, console: Console) -> None:
     console.print(_memory(results))
     console.print(_means(results))
     console.print(setting_text(results.setting, results.rounds, results.others))
+    losses = results.losses
+    style = "yellow" if losses else "green"
+    console.print(results.against_float, style=style, highlight=False)
+    for loss in losses:
+        console.print(f"  {escape(str(loss))}", style=style, highlight=False)
     for line in results.trouble():
         console.print(escape(line), style="red", highlight=False)
 

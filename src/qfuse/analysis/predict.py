@@ -13,7 +13,7 @@ from qfuse.cost import WorkRange, pointwise_work, size_range, without_calls
 from qfuse.cost.model import CostModel
 from qfuse.ir.aten import aten
 from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES, bit_width
-from qfuse.ir.events import EXPAND, HOST, Lowered
+from qfuse.ir.events import NO_KERNELS, Lowered
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
@@ -29,7 +29,7 @@ def predicted_seconds(lowered: LoweredGraph, cost: CostModel) -> float:
     kernels = sum(
         event.predicted or 0.0
         for event in lowered.log.of(Lowered)
-        if event.kernel not in {EXPAND, HOST}
+        if event.kernel not in NO_KERNELS
     )
     return kernels + cost.seconds(_rest(lowered))
 

@@ -22,6 +22,7 @@ from qfuse.options import BuiltinBackend, Check
 from qfuse.pipeline import Extensions, Pipeline
 from qfuse.plans import package_versions
 from qfuse.plans.record import BY_PLAN
+from qfuse.plans.wishes import planned_wishes
 from qfuse.targets import Target
 
 
@@ -121,6 +122,7 @@ def _pipeline(case: Case) -> tuple[Pipeline, list[str]]:
         without=plan.without,
         extensions=Extensions.installed(library, backends),
         banned=frozenset(site.site for site in plan.sites if site.why == BY_PLAN),
+        wishes=planned_wishes(plan),
     )
     return pipeline, notes
 

@@ -86,6 +86,7 @@ def _logging(level: int) -> Iterator[None]:
     help="how values are checked",
 )
 @click.option("--plan", "show_plan", is_flag=True, help="print the lowered graph")
+@click.option("--measure", is_flag=True, help="time kernels and float instead of predicting them")
 @measuring_options
 @plan_options
 @click.option("-o", "--output", metavar="FILE", help="save the compiled model, for `qfuse run`")
@@ -114,6 +115,7 @@ def compile_command(
             options=request.options,
             progress=say,
             strict=request.strict,
+            measure=given["measure"],
             plan=given["use_plan"],
         )
         # Before it runs: a model may write its buffers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.cost._torch_api import hint_of, size_range
+from qfuse.cost._torch_api import hint_of, kernels_in_use, size_range
 from qfuse.cost.measurement import measure
 from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
 from qfuse.cost.profile import CostProfile
@@ -36,6 +36,7 @@ __all__ = [
     "at_points",
     "bytes_text",
     "hint_of",
+    "kernels_in_use",
     "linear_work",
     "load_or_measure",
     "measure",

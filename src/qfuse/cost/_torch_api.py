@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
+from qfuse import kernels
 from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import SymbolRange
+from qfuse.kernels.library import is_loaded
 
 T = TypeVar("T")
 
@@ -69,6 +71,25 @@ def int8_linear(rows: int, depth: int, columns: int) -> Callable[[], object]:
         )
 
     return run
+
+
+def own_int8_linear(rows: int, depth: int, columns: int) -> Callable[[], object]:
+    """Return a callable int8 linear of qfuse, with packed weights and float output."""
+    codes = torch.ones(rows, depth, dtype=torch.int8, device="cpu")
+    plain = torch.ones(columns, depth, dtype=torch.int8, device="cpu")
+    one = torch.ones((), dtype=torch.float32, device="cpu")
+    scales = torch.ones(columns, dtype=torch.float32, device="cpu")
+    packed = kernels.pack_weight(plain)
+    return lambda: kernels.linear_w8a8(codes, one, None, *packed, scales)
+
+
+def kernels_in_use() -> str:
+    """Return the library of qfuse's kernels and its instruction set; "" if none is loaded."""
+    if not is_loaded():
+        return ""
+    path = kernels.load().path
+    # Those of a saved model were not built here.
+    return f"{'saved' if path is None else path.name} {torch.ops.qfuse.chosen_kernels()}"
 
 
 def int8_matmul(rows: int, depth: int, columns: int) -> Callable[[], object]:

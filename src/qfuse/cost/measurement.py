@@ -146,9 +146,10 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
     _sample([*listed, *([] if alone else basics.regions)], _MAX_ROUNDS, deadline)
     # The cost of a call is a term of its own in the model, so the rates exclude it.
     call, library_call = 1 / basics.call.rate(), 1 / basics.library_call.rate()
+    int8_call = call if _torch_api.kernels_in_use() else library_call
     rates = {
         kind: _product_rates(
-            product, library_call if kind is ComputeKind.INT8 else call, memory.rate()
+            product, int8_call if kind is ComputeKind.INT8 else call, memory.rate()
         )
         for kind, product in products.items()
     }

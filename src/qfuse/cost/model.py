@@ -102,6 +102,10 @@ class CostModel:
         """Return the time of a plan at the hinted sizes."""
         return self.seconds_at_points(plan).hint
 
+    def loop_seconds(self, plan: Workload) -> float:
+        """Return the time of the parts of a plan that are no calls: compiled loops."""
+        return self.seconds([work for work in _ranges(plan) if work.hint.kernel_calls == 0])
+
     def seconds_at_points(self, plan: Workload) -> AtPoints[float]:
         """Return the time of a plan at the smallest, hinted and largest sizes."""
         columns = zip(*(work.values for work in _ranges(plan)), strict=True)

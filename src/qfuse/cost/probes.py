@@ -147,6 +147,8 @@ def _free_memory() -> int:
 def products(target: Target, clock: Clock) -> dict[ComputeKind, Products]:
     """Return the matmuls of each arithmetic; int8 is absent without a kernel for it.
 
+    That of int8 is qfuse's own kernel if it is loaded, with the instruction set that it uses.
+
     Args:
         target: Determines the available kernels.
         clock: The clock to time them with.
@@ -155,7 +157,10 @@ def products(target: Target, clock: Clock) -> dict[ComputeKind, Products]:
         ComputeKind.F32: _products(_float_linear(torch.float32), 4, clock),
         ComputeKind.BF16: _products(_float_linear(torch.bfloat16), 2, clock),
     }
-    if target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise"):
+    # On each instruction set, other kernels than those that would run have other speeds.
+    if _torch_api.kernels_in_use():
+        found[ComputeKind.INT8] = _products(_torch_api.own_int8_linear, 1, clock)
+    elif target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise"):
         found[ComputeKind.INT8] = _products(_torch_api.int8_linear, 1, clock)
     elif target.has_kernel("aten::_int_mm"):
         # Wrong for one row: see qfuse.targets.doctor.

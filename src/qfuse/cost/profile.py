@@ -25,7 +25,8 @@ class CostProfile:
         f32_flops_one_row: The same for a matmul with one row, weights in the cache.
         bf16_flops: FLOP/s of a large bf16 matmul.
         bf16_flops_one_row: The same for a matmul with one row.
-        int8_ops: OP/s of a large int8 matmul.
+        int8_ops: OP/s of a large int8 matmul: of qfuse's own kernel if it is loaded, with the
+            instruction set that it uses.
         int8_ops_one_row: The same for a matmul with one row.
         call_seconds: Overhead of an operator call.
         library_call_seconds: The same for an operator that sets up a oneDNN primitive.

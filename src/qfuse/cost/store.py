@@ -12,6 +12,7 @@ from typing import Any
 
 import filelock
 
+from qfuse.cost._torch_api import kernels_in_use
 from qfuse.cost.measurement import measure
 from qfuse.cost.profile import CostProfile
 from qfuse.ir.errors import CacheError, OptionsError
@@ -103,6 +104,7 @@ def _key(target: Target) -> dict[str, Any]:
         "machine": target.machine_fingerprint(),
         "torch": target.torch_version,
         "threads": target.threads,
+        "kernels": kernels_in_use(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ def optimize(  # noqa: PLR0913 - one keyword per option
         target: As in :func:`qfuse.compile`.
         check: As in :func:`qfuse.compile`; the compiled code is not checked, since there is none.
         float_dtype: As in :func:`qfuse.compile`.
-        options: As in :func:`qfuse.compile`; ``backend`` and ``cache`` have no effect.
+        options: As in :func:`qfuse.compile`; ``backend`` and ``cache`` have no effect, and
+            ``float_memory`` is 0, since the program is to be stored.
 
     Raises:
         CaptureError: The program cannot be captured.
@@ -64,6 +66,7 @@ def optimize(  # noqa: PLR0913 - one keyword per option
             f"backend={chosen.backend!r} cannot claim ops of an exported program",
             fix="use qfuse.compile for a backend of another package",
         )
+    chosen = replace(chosen, float_memory=0)
     plan, report = api.plan(
         program, args, kwargs, target=target, check=check, float_dtype=float_dtype, options=chosen
     )

@@ -121,14 +121,20 @@ class Missed(Event):
 EXPAND = "expand"
 """In place of a kernel: the op became ATen ops."""
 
+FLOAT = "float"
+"""In place of a kernel: a float product on dequantized operands, since it is faster."""
+
 HOST = "torch"
 """In place of a kernel: a backend was asked to claim the op, refused, and torch runs it."""
+
+NO_KERNELS = frozenset({EXPAND, FLOAT, HOST})
+"""What stands in place of a kernel."""
 
 
 class ExpandCause(StrEnum):
     """Why an op was expanded to ATen instead of running on a kernel.
 
-    ``PROFIT``: something else is predicted to be as fast. ``LOOPS``: the op computes in float
+    ``PROFIT``: a float product is faster. ``LOOPS``: the op computes in float
     between kernels, and the compiler makes loops of it. Only the others leave a quantized op
     without a quantized kernel.
     """
@@ -153,6 +159,10 @@ class Lowered(Event):
         cause: Why the op was expanded; ``None`` if it was not.
         dequantized: Whether the kernel reads a dequantized activation, because none reads both
             operands as they are quantized.
+        measured: Whether ``predicted`` was measured on the machine instead.
+        rival_seconds: Seconds per call of the best kernel, for an op that runs in float instead.
+        added_bytes: By how much a weight that is dequantized at compile time enlarges the
+            constants. Ops that share a weight share them: the first one has them all.
     """
 
     place: Place
@@ -163,6 +173,9 @@ class Lowered(Event):
     why: str = ""
     cause: ExpandCause | None = None
     dequantized: bool = False
+    measured: bool = False
+    rival_seconds: float | None = None
+    added_bytes: int = 0
 
     @property
     def failed(self) -> bool:

@@ -15,8 +15,8 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import Applied, RewriteSession
 
-# Scales, zero points and their reciprocals fit; weights stay quantized.
-_LIMIT_BYTES = 1 << 16
+FOLDED_BYTES = 1 << 16
+"""The largest result: scales, zero points and their reciprocals fit, and weights stay quantized."""
 
 
 def fold_constants(program: StageGraph, context: RewriteContext) -> int:
@@ -59,7 +59,7 @@ def _value(node: Node) -> torch.Tensor | None:
     fake = node.meta["val"]
     if not isinstance(fake, torch.Tensor) or any(not isinstance(s, int) for s in fake.shape):
         return None
-    if fake.numel() * fake.element_size() > _LIMIT_BYTES:
+    if fake.numel() * fake.element_size() > FOLDED_BYTES:
         return None
     # `bernoulli` of a constant differs from call to call.
     if torch.Tag.nondeterministic_seeded in op.tags:

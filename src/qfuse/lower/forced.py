@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qfuse.ir.errors import PlanError
-from qfuse.ir.events import EXPAND
+from qfuse.ir.events import EXPAND, FLOAT
 from qfuse.ir.graph.stage_graph import place_of
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
@@ -28,8 +28,10 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     name = context.forced.get(problem.place.name)
     if name is None:
         return None
-    if name == EXPAND:
-        return Choice(None, ((problem.label("every kernel"), "the plan expands this op"),))
+    # A float product is chosen before kernels are; here it was not permitted.
+    if name in {EXPAND, FLOAT}:
+        what = "expands this op" if name == EXPAND else "runs this op in float"
+        return Choice(None, ((problem.label("every kernel"), f"the plan {what}"),))
     named = [kernel for kernel in context.kernels if kernel.name == name]
     only = replace(context, kernels=named)
     if isinstance(problem, LinearRowwiseProblem):
@@ -49,7 +51,7 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
         )
     known = sorted({kernel.name for kernel in context.kernels if problem.span in kernel.covers})
     reason = "does not cover such an op" if named else "is not the name of a kernel"
-    fix = f"the kernels are {', '.join((*known, EXPAND))}"
+    fix = f"the kernels are {', '.join((*known, FLOAT, EXPAND))}"
     raise PlanError(f"{what}{reason}", where=place, fix=fix)
 
 

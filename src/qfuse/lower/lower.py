@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import EXPAND, ExpandCause, Left, Lowered
+from qfuse.ir.events import EXPAND, FLOAT, ExpandCause, Left, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import (
     SITE_META,
@@ -34,16 +34,19 @@ from qfuse.lower.expand.describe import (
     describe_rowwise,
 )
 from qfuse.lower.expand.expand import Expander
+from qfuse.lower.floats.choose import FloatChoice, FloatChoices, choose_floats
+from qfuse.lower.floats.form import float_call
 from qfuse.lower.fold import drop_unused_constants, fold_constants
 from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.cats import lower_cats
 from qfuse.lower.layout.max_pools import widen_max_pools
+from qfuse.lower.measure.wishes import Wishes
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
-from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
+from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem, linear_rowwise_problem
 from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem, split_epilogue
@@ -65,7 +68,7 @@ def lower(
     cost: CostModel,
     kernels: Sequence[Kernel[Any]],
     context: RewriteContext | None = None,
-    forced: Mapping[str, str] | None = None,
+    wishes: Wishes | None = None,
 ) -> LoweredGraph:
     """Lower ``program`` for ``target``; the program is consumed.
 
@@ -75,14 +78,17 @@ def lower(
         cost: Predicts the time of kernels.
         kernels: The registry; its order breaks ties.
         context: Rewrite budget and value checks; by default unlimited and none.
-        forced: Kernels to use whatever they cost, by the name of the op's node.
+        wishes: Kernels that a plan forces, and when a product may run in float; by default none,
+            and where that is faster.
 
     Raises:
         PlanError: A forced kernel does not exist, or refuses its op.
     """
     context = context or RewriteContext("lower")
     session = RewriteSession(program, context)
-    _Lowering(LoweringContext(session, target, cost, kernels, forced or {})).run()
+    wishes = wishes or Wishes()
+    shared = LoweringContext(session, target, cost, kernels, wishes.forced, wishes.times)
+    _Lowering(shared, wishes).run()
     fold_constants(program, context)
     drop_unused_constants(program)
     # Edits do not regenerate the module's code.
@@ -99,33 +105,29 @@ class _NotLowered:
     Attributes:
         losers: The kernels, each with its reason.
         denied: Whether a kernel was selected, but the rewrite was denied or rolled back.
-        beaten: Whether a kernel accepts it, and something else is predicted to be as fast.
     """
 
     losers: Losers
     denied: bool = False
-    beaten: bool = False
 
     @property
     def why(self) -> str:
         """The reason in short."""
-        if self.denied:
-            return "its kernel is not permitted"
-        return "float is predicted to be as fast" if self.beaten else "no kernel accepts it"
+        return "its kernel is not permitted" if self.denied else "no kernel accepts it"
 
     @property
     def cause(self) -> ExpandCause:
         """The reason for the report's numbers."""
-        if self.denied:
-            return ExpandCause.DENIED
-        return ExpandCause.PROFIT if self.beaten else ExpandCause.NO_KERNEL
+        return ExpandCause.DENIED if self.denied else ExpandCause.NO_KERNEL
 
 
 class _Lowering:
     """State of one call of :func:`lower`."""
 
-    def __init__(self, context: LoweringContext) -> None:
+    def __init__(self, context: LoweringContext, wishes: Wishes) -> None:
         self._context = context
+        self._wishes = wishes
+        self._floats = FloatChoices()
         self._session = context.session
         self._graph = context.program.graph
         self._log = context.program.log
@@ -141,6 +143,7 @@ class _Lowering:
         # Before kernels are selected: the kernels of convolutions read channels-last pixels, and a
         # copy in front of each would cost two passes over memory.
         assign_channels_last(self._context)
+        self._floats = self._choose_floats()
         # Before linears, since a linear that was lowered alone can no longer be fused.
         for node in list(self._graph.nodes):
             self._lower_linear_rowwise(node)
@@ -166,6 +169,17 @@ class _Lowering:
         # After expansion, since images may be joined as what it makes of them.
         lower_cats(self._context)
 
+    def _choose_floats(self) -> FloatChoices:
+        """Choose the products that run in float, all together: they share a bound on memory."""
+        nodes, symbols = list(self._graph.nodes), self._context.symbols
+        products = [one for one in map(self._product, nodes) if one is not None]
+        fused = [linear_rowwise_problem(node, symbols) for node in nodes]
+        both = [one for one in fused if isinstance(one, LinearRowwiseProblem)]
+        wishes = self._wishes
+        if wishes.measurer is not None:
+            wishes.measurer.measure(products, self._context, wishes.floats)
+        return choose_floats(products, both, self._context, wishes.floats)
+
     def _log_unfused(self) -> None:
         # Reasons depend on the producers and users, so they are logged before any op is lowered.
         for node in self._graph.nodes:
@@ -177,6 +191,8 @@ class _Lowering:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
             self._apart[node] = (("with the linear", problem.reason),)
+        elif problem is not None and problem.linear.node in self._floats.taken:
+            self._apart[node] = (("with the linear", "the linear runs in float"),)
         elif problem is not None:
             # Without this fusion, the linear and the op are lowered one by one.
             left = self._lower(problem)
@@ -196,13 +212,57 @@ class _Lowering:
         return None
 
     def _lower_product(self, problem: ProductProblem) -> None:
+        place = problem.place
+        choice = self._floats.taken.get(place)
+        if choice is not None and self._runs_in_float(problem, choice):
+            return
         left = self._lower(problem)
-        if left is not None and not left.denied and not left.beaten:
+        if left is not None and not left.denied:
             left = self._lower_in_float(problem, left)
-        if left is not None:
-            what = describe_problem(problem)
-            self._report_expanded(problem.place, what, left.losers, left.why, left.cause)
-            self._expand(problem.place)
+        if left is None:
+            return
+        event = self._expanded(place, describe_problem(problem), left.losers, left.why, left.cause)
+        if choice is not None and choice.rival is None:
+            why = f"{left.why}: {choice.why}"
+            if self._use_floats(problem, choice, replace(event, why=why, added_bytes=choice.added)):
+                return
+        self._log.add(event)
+        self._expand(place)
+
+    def _runs_in_float(self, problem: ProductProblem, choice: FloatChoice) -> bool:
+        """Compute ``problem`` in float if that is faster and permitted; return whether it is."""
+        if choice.rival is None and problem.place.name not in self._context.forced:
+            return False
+        place, what = place_of(problem.place), describe_problem(problem)
+        losers = (*choice.losers, *self._context.select(problem).losers)
+        event = Lowered(
+            *(self._context.stage, place, FLOAT, what, choice.seconds, losers, choice.why),
+            cause=ExpandCause.PROFIT,
+            measured=choice.measured,
+            rival_seconds=None if choice.rival is None else choice.rival.seconds,
+            added_bytes=choice.added,
+        )
+        return self._use_floats(problem, choice, event)
+
+    def _use_floats(self, problem: ProductProblem, choice: FloatChoice, event: Lowered) -> bool:
+        """Expand ``problem`` with its dequantized weight; return whether that is permitted."""
+        place = problem.place
+
+        def edit(rw: Rewriter) -> Node:
+            call = float_call(problem, choice.weight, rw)
+            call.meta[SITE_META] = place.name
+            rw.replace(place, call)
+            return call
+
+        # The weight is dequantized by the ops that would do so in every call.
+        proof = Exactness.EXACT
+        done = self._session.rewrite(
+            "lower-in-float", place, edit, proof=proof, event=lambda *_: event
+        )
+        if isinstance(done, Refusal):
+            return False
+        self._expand(done.made)
+        return True
 
     def _lower_in_float(self, problem: ProductProblem, left: _NotLowered) -> _NotLowered | None:
         """Dequantize the activation of ``problem``, for kernels that read its quantized weight.
@@ -250,16 +310,22 @@ class _Lowering:
         choice = forced_choice(problem, self._context) or choose(problem, self._context)
         offer = choice.offer
         if offer is None:
-            return _NotLowered(choice.losers, beaten=choice.beaten)
+            return _NotLowered(choice.losers)
         name, place = offer.kernel.name, place_of(problem.place)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
+        if isinstance(problem, ProductProblem) and problem.place in self._floats.lost:
+            losers = (*losers, (FLOAT, self._floats.lost[problem.place]))
         what, seconds = describe_problem(problem), offer.seconds
         opened = _is_opened(problem)
         note = "no kernel reads both operands: the activation is dequantized" if opened else ""
         notes = (offer.claim.note, note, describe_rest(problem, offer.claim))
         why = "; ".join(filter(None, notes))
         stage = self._context.stage
-        event = Lowered(stage, place, name, what, seconds, losers, why, dequantized=opened)
+        event = Lowered(
+            *(stage, place, name, what, seconds, losers, why),
+            dequantized=opened,
+            measured=offer.measured,
+        )
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,
@@ -307,8 +373,13 @@ class _Lowering:
     def _report_expanded(
         self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
     ) -> None:
+        self._log.add(self._expanded(node, what, losers, why, cause))
+
+    def _expanded(
+        self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
+    ) -> Lowered:
         stage, place = self._context.stage, place_of(node)
-        self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause))
+        return Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause)
 
 
 def _is_opened(problem: Problem) -> bool:

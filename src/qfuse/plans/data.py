@@ -43,7 +43,7 @@ class KernelChoice:
 
     Attributes:
         op: Name of the op's node in the optimized graph.
-        kernel: Name of the kernel or of the backend; ``expand`` or ``torch`` without one.
+        kernel: Name of the kernel or of the backend; ``float``, ``expand`` or ``torch`` without.
         what: A description of the op: dtypes, granularities, epilogue.
         where: The line of the user's source, or the path of the module, or "".
     """
@@ -68,6 +68,9 @@ class PlanData:
         backends: Names of the backends that claimed ops.
         sites: The rewrites, in order.
         kernels: The kernel of each op, in order.
+        prefer: ``speed`` or ``memory``: whether a product runs in float where that is faster.
+        float_memory: By how many MB float weights may enlarge the constants.
+        times: The measured times that kernels were chosen by: see :class:`qfuse.cost.times.Times`.
     """
 
     versions: Mapping[str, str]
@@ -79,6 +82,10 @@ class PlanData:
     backends: tuple[str, ...] = ()
     sites: tuple[Site, ...] = ()
     kernels: tuple[KernelChoice, ...] = field(default=())
+    # Plans without these were made when a quantized kernel ran wherever there was one.
+    prefer: str = "memory"
+    float_memory: int = 0
+    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as JSON values; :func:`qfuse.plans.read_plan` reads them."""
@@ -87,13 +94,17 @@ class PlanData:
             "own_kernels": self.own_kernels,
             "float_dtype": self.float_dtype,
             "backends": list(self.backends),
+            "prefer": self.prefer,
+            "float_memory": self.float_memory,
         }
+        times = {product: dict(seconds) for product, seconds in self.times.items()}
         return {
             "format": FORMAT,
             "version": VERSION,
             "versions": dict(self.versions),
             "target": self.target.to_dict(),
             "profile": self.profile.to_dict(),
+            **({"times": times} if times else {}),
             "options": options,
             "sites": [_site(site) for site in self.sites],
             "kernels": [_kernel(choice) for choice in self.kernels],

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qfuse.cost import CostProfile
-from qfuse.ir.errors import OptionsError, PlanError
+from qfuse.cost.times import read_times
+from qfuse.ir.errors import CacheError, OptionsError, PlanError
 from qfuse.plans.data import FORMAT, VERSION, KernelChoice, PlanData, Site
 from qfuse.targets import Target
 
@@ -22,6 +23,7 @@ _OPTIONS = {
     "float_dtype": (str, type(None)),
     "backends": list,
 }
+_LATER_OPTIONS = {"prefer": str, "float_memory": int}
 
 
 def read_plan(source: str | Path | Mapping[str, Any] | PlanData) -> PlanData:
@@ -59,17 +61,19 @@ def _parse(data: object, where: str) -> PlanData:
             fix="save the plan again with this version of qfuse",
         )
     missing = [name for name in _TOP if name not in data]
-    unknown = sorted(set(data) - {"format", "version", "note", *_TOP})
+    unknown = sorted(set(data) - {"format", "version", "note", "times", *_TOP})
     if missing or unknown:
         text = f"has no {missing[0]!r}" if missing else f"has an unknown entry {unknown[0]!r}"
         raise PlanError(f"the plan {text}", where=where)
-    options = _row(data["options"], _OPTIONS, tuple(_OPTIONS), f"{where}: options")
+    known = {**_OPTIONS, **_LATER_OPTIONS}
+    options = _row(data["options"], known, tuple(_OPTIONS), f"{where}: options")
     try:
         target, profile = (
             Target.from_json(json.dumps(data["target"])),
             CostProfile.from_dict(data["profile"]),
         )
-    except OptionsError as error:
+        times = read_times(data.get("times", {}))
+    except (OptionsError, CacheError) as error:
         raise PlanError(error.what, where=where) from error
     return PlanData(
         _texts(data["versions"], f"{where}: versions"),
@@ -81,6 +85,8 @@ def _parse(data: object, where: str) -> PlanData:
         tuple(options["backends"]),
         tuple(_sites(data["sites"], where)),
         tuple(_kernels(data["kernels"], where)),
+        **{name: options[name] for name in _LATER_OPTIONS if name in options},
+        times=times,
     )
 
 

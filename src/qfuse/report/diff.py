@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from qfuse.cost import seconds_text
-from qfuse.ir.events import EXPAND, HOST, Estimated, Lowered, Place
+from qfuse.ir.events import NO_KERNELS, Estimated, Lowered, Place
 from qfuse.report.report import Report
 
 # They differ between any two runs, and say nothing about the model.
@@ -98,7 +98,7 @@ def _runs(report: Report) -> Iterator[OpRun]:
     """Yield every op that was lowered, and every product."""
     lowered = {e.place.node: e for e in report.events if isinstance(e, Lowered)}
     for event in lowered.values():
-        yield OpRun(event.place, _FLOAT if event.kernel in {EXPAND, HOST} else event.kernel)
+        yield OpRun(event.place, _FLOAT if event.kernel in NO_KERNELS else event.kernel)
     estimates = (e for e in report.events if isinstance(e, Estimated))
     for estimate in estimates:
         if estimate.int8_seconds is not None and estimate.place.node not in lowered:

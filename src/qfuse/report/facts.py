@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -91,6 +92,8 @@ class Facts:
         source_seconds: Measured time of a call of the source model; ``None`` if not measured.
         compiled_seconds: Measured time of a call of the compiled model, in the same rounds.
         constant_bytes: Bytes of the constants of the lowered graph.
+        prefer: ``speed`` or ``memory``: whether products run in float where that is faster.
+        float_bytes: By how much weights that were dequantized at compile time enlarge these.
         claims: What backends of other packages claimed.
         entry_point: ``torch.compile``, for a graph of Dynamo.
         standalone_pass: Name of the pass, in a report of :mod:`qfuse.passes`.
@@ -112,6 +115,8 @@ class Facts:
     source_seconds: float | None = None
     compiled_seconds: float | None = None
     constant_bytes: int | None = None
+    prefer: str = ""
+    float_bytes: int | None = None
     claims: tuple[ClaimFacts, ...] = ()
     entry_point: str = ""
     standalone_pass: str = ""
@@ -136,8 +141,8 @@ class Facts:
 
 
 def _row(name: str, value: Any) -> dict[str, str]:
-    if name == "claims":
-        return {f"claimed by {claim.backend}": str(claim) for claim in value}
+    if name in _OWN_ROWS:
+        return _OWN_ROWS[name](value)
     stem, _, unit = name.rpartition("_")
     if unit == "seconds":
         measured = name in {"source_seconds", "compiled_seconds"}
@@ -146,6 +151,13 @@ def _row(name: str, value: Any) -> dict[str, str]:
         return {f"{stem}s": f"{value / 1e6:.1f} MB"}
     if unit == "version":
         return {stem: value}
-    if name == "float_dtype":
-        return {"float dtype": f"{value} (lossy, by request)"}
     return {name.replace("_", " "): str(value)}
+
+
+_OWN_ROWS: Mapping[str, Callable[[Any], dict[str, str]]] = {
+    "claims": lambda claims: {f"claimed by {claim.backend}": str(claim) for claim in claims},
+    "float_dtype": lambda dtype: {"float dtype": f"{dtype} (lossy, by request)"},
+    "float_bytes": lambda count: {"float weights": f"+{count / 1e6:.1f} MB"},
+    # What is usual needs no line.
+    "prefer": lambda prefer: {} if prefer == "speed" else {"prefer": prefer},
+}

@@ -13,7 +13,9 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 
 from qfuse.ir.events import (
     EXPAND,
+    FLOAT,
     HOST,
+    NO_KERNELS,
     Checked,
     Event,
     Fired,
@@ -60,12 +62,17 @@ class Report:
     @property
     def fused(self) -> tuple[Lowered, ...]:
         """The quantized ops that were lowered to a kernel, or that a backend claimed."""
-        return tuple(e for e in self._of(Lowered) if e.kernel not in {EXPAND, HOST})
+        return tuple(e for e in self._of(Lowered) if e.kernel not in NO_KERNELS)
 
     @property
     def expanded(self) -> tuple[Lowered, ...]:
         """The quantized ops that no kernel accepts; they run as dequantize, float op, quantize."""
         return tuple(e for e in self._of(Lowered) if e.kernel == EXPAND)
+
+    @property
+    def in_float(self) -> tuple[Lowered, ...]:
+        """The quantized products that run in float by choice, because that is faster."""
+        return tuple(e for e in self._of(Lowered) if e.kernel == FLOAT)
 
     @property
     def refused(self) -> tuple[Lowered, ...]:
@@ -74,7 +81,7 @@ class Report:
 
     @property
     def claims(self) -> dict[str, str]:
-        """What runs each op, by the name of its node: a kernel, a backend, or ``expand``.
+        """What runs each op, by the name of its node: a kernel, a backend, ``float`` or ``expand``.
 
         Ops of ATen are listed if a backend was asked to claim them; ``torch`` runs the others.
         """
@@ -107,7 +114,7 @@ class Report:
 
     @property
     def kernels(self) -> Counter[str]:
-        """The number of ops per kernel or backend; ``expand`` counts ops without one."""
+        """The number of ops per kernel or backend; ``float`` and ``expand`` count ops without."""
         return Counter(e.kernel for e in self._of(Lowered) if e.kernel != HOST)
 
     @property

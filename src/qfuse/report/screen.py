@@ -103,7 +103,7 @@ def _verdict(report: Report) -> str:
         return f"rules fired: {fired or 'none'}"
     if share is not None and share.quantized_products:
         return str(share)
-    kernels = sum(report.kernels.values()) - len(report.expanded)
+    kernels = len(report.fused)
     if kernels:
         products = "no product" if share is None else f"0 of {share.products} products"
         return f"{_count(kernels, 'quantized op')} on kernels, {products} among them"
@@ -114,8 +114,10 @@ def _more(report: Report) -> Iterator[str]:
     """Yield one line for each part of the verbose report."""
     ops, kinds = len(report.fused), len({event.kernel for event in report.fused})
     yield "With --verbose, or report.text(verbose=True): machine, versions, times, and"
-    if ops or report.expanded:
+    if ops or report.expanded or report.in_float:
         what = f"{_count(ops, 'quantized op')} on {_count(kinds, 'kernel')}"
+        if report.in_float:
+            what += f", {len(report.in_float)} in float, which is faster"
         yield f"{_INDENT}{what}, {len(report.expanded)} expanded, each with its alternatives"
     if report.left:
         yield f"{_INDENT}{_count(len(report.left), 'quantize or dequantize op')} left, and why"

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from qfuse.ir.events import EXPAND, HOST, Lowered, Missed, Place
+from qfuse.ir.events import NO_KERNELS, Lowered, Missed, Place
 from qfuse.report.footnotes import Footnotes
 from qfuse.report.screen import action_lines, check_text, first_screen, why_none
 
@@ -73,7 +73,7 @@ def _summary(report: Report) -> Table:
 def _lowered(report: Report) -> Iterator[Any]:
     notes = Footnotes()
     groups: Counter[tuple[str, str, str, str]] = Counter()
-    for event in (*report.fused, *report.expanded, *report.refused):
+    for event in (*report.fused, *report.in_float, *report.expanded, *report.refused):
         groups[_style(event), event.kernel, event.what, _why(event, notes)] += 1
     if not groups:
         return
@@ -88,13 +88,15 @@ def _lowered(report: Report) -> Iterator[Any]:
 def _style(event: Lowered) -> str:
     if event.failed:
         return "red"
-    return "dim" if event.kernel in {EXPAND, HOST} else "green"
+    return "dim" if event.kernel in NO_KERNELS else "green"
 
 
 def _why(event: Lowered, notes: Footnotes) -> str:
     parts = [event.why] if event.why else []
-    if event.predicted is not None:
-        parts.append(f"predicted {event.predicted * 1e6:.0f} us")
+    # The reason of a float product has both times.
+    if event.predicted is not None and event.rival_seconds is None:
+        how = "measured" if event.measured else "predicted"
+        parts.append(f"{how} {event.predicted * 1e6:.0f} us")
     parts += [f"{name}: {notes.mark(reason)}" for name, reason in event.losers]
     return "; ".join(parts)
 

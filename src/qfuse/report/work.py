@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from qfuse.cost import seconds_text
-from qfuse.ir.events import EXPAND, HOST, Estimated, Event, Lowered
+from qfuse.ir.events import FLOAT, NO_KERNELS, Estimated, Event, Lowered
 
 # A line of the report.
 _PERCENT = 100
@@ -56,7 +56,9 @@ def work_share(events: Iterable[Event]) -> WorkShare | None:
     if not products:
         return None
     fast = [e for e in products if e.place.node in kernels]
-    predicted = sum(seconds_of(e, kernels.get(e.place.node)) for e in products)
+    chosen = {e.place.node: e for e in known if isinstance(e, Lowered) and e.kernel == FLOAT}
+    runs = {**chosen, **kernels}
+    predicted = sum(seconds_of(e, runs.get(e.place.node)) for e in products)
     return WorkShare(
         len(products),
         len(fast),
@@ -70,15 +72,17 @@ def work_share(events: Iterable[Event]) -> WorkShare | None:
 def kernels_of(events: Iterable[Event]) -> dict[str, Lowered]:
     """Return the ops that run on a kernel or in a backend, by the name of their node."""
     lowered = (e for e in events if isinstance(e, Lowered))
-    return {e.place.node: e for e in lowered if e.kernel not in {EXPAND, HOST}}
+    return {e.place.node: e for e in lowered if e.kernel not in NO_KERNELS}
 
 
-def seconds_of(product: Estimated, kernel: Lowered | None) -> float:
-    """Return the predicted seconds of a product as it runs."""
-    if kernel is None:
+def seconds_of(product: Estimated, lowered: Lowered | None) -> float:
+    """Return the predicted seconds of a product as it runs: on a kernel, or in float by choice."""
+    if lowered is None:
         return product.float_seconds
-    if kernel.predicted is not None:
-        return kernel.predicted
+    if lowered.predicted is not None:
+        return lowered.predicted
+    if lowered.kernel == FLOAT:
+        return product.float_seconds
     assert product.int8_seconds is not None, "a product has both predictions"
     return product.int8_seconds
 

@@ -13,7 +13,7 @@ from qfuse.analysis.placement.observe import Observed, observe
 from qfuse.analysis.products import Product, products_of
 from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import EXPAND, Lowered
+from qfuse.ir.events import NO_KERNELS, Lowered
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, NormalGraph, OptimizedGraph
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.views import shape_of
@@ -101,7 +101,7 @@ class LintGraph:
         """Whether a kernel multiplies the quantized values of both operands."""
         lowered = self.lowered_product(product)
         # Where the activation is dequantized, the kernel reads the quantized weight alone.
-        return lowered is not None and lowered.kernel != EXPAND and not lowered.dequantized
+        return lowered is not None and lowered.kernel not in NO_KERNELS and not lowered.dequantized
 
     def float_us(self, product: Product) -> float:
         """Return the predicted microseconds of a product in float."""

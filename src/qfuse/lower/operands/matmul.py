@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qfuse.cost.sizes import SizeRange, at_points
-from qfuse.cost.work import ComputeKind, Work, WorkRange, pointwise_work, without_calls
-from qfuse.ir.dtypes import BYTES, FLOATS, bit_width
-from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of, tensor_of
+from qfuse.cost.work import ComputeKind, Work, WorkRange
+from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.element import Element
 from qfuse.ir.quant.spec import dtype_name
@@ -69,29 +69,11 @@ def int8_work(problem: MatmulProblem, out_bits: int) -> list[WorkRange]:
         moved = (float(right),) * _PACKING_PASSES
         return Work(reads=moved, writes=moved, kernel_calls=_PACKING_CALLS)
 
-    return [at_points(packing, problem.right), _work(problem, ComputeKind.INT8, (8, out_bits))]
+    product = matmul_work(problem, ComputeKind.INT8, (8, out_bits))
+    return [at_points(packing, problem.right), product]
 
 
-def float_work(problem: MatmulProblem, kind: ComputeKind) -> list[WorkRange]:
-    """Return the work of the same in float: dequantize, multiply, and a loop for what follows.
-
-    Args:
-        problem: The product.
-        kind: The arithmetic of the float dtype.
-    """
-    fused, bits = problem.fused, bit_width(problem.float_dtype)
-    plan = [
-        without_calls(pointwise_work(problem.left, [8], [bits])),
-        without_calls(pointwise_work(problem.right, [8], [bits])),
-        _work(problem, kind, (bits, bits)),
-    ]
-    if fused.epilogue.ops or fused.out_params is not None:
-        written = bit_width(dtype_of(fused.node))
-        plan.append(without_calls(pointwise_work(problem.outputs, [bits], [written])))
-    return plan
-
-
-def _work(problem: MatmulProblem, kind: ComputeKind, bits: tuple[int, int]) -> WorkRange:
+def matmul_work(problem: MatmulProblem, kind: ComputeKind, bits: tuple[int, int]) -> WorkRange:
     """Return the work of a product with operands and results of a number of bits."""
     read, written = bits
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from qfuse.cost import seconds_text
 from qfuse.cost.model import CostModel
+from qfuse.cost.times import Seconds
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.problem import Problem
@@ -25,12 +26,21 @@ class Offer:
     Attributes:
         kernel: The kernel.
         claim: The part that it accepts.
-        seconds: Its predicted time per call.
+        seconds: Its time per call: measured if it is known, otherwise predicted.
+        predicted: Its predicted time per call.
+        measured: Whether ``seconds`` was measured.
     """
 
     kernel: Kernel[Any]
     claim: Claim
     seconds: float
+    predicted: float
+    measured: bool = False
+
+    @property
+    def how(self) -> str:
+        """How the time is known: ``measured`` or ``predicted``."""
+        return "measured" if self.measured else "predicted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +65,10 @@ class Choice:
     Attributes:
         offer: The winner; ``None`` if no kernel was selected.
         losers: All other alternatives, with the reason.
-        beaten: Whether a kernel accepts the problem, and its rival is as fast.
     """
 
     offer: Offer | None
     losers: Losers
-    beaten: bool = False
 
     @property
     def seconds(self) -> float | None:
@@ -68,17 +76,21 @@ class Choice:
         return None if self.offer is None else self.offer.seconds
 
 
-def select(
-    problem: Problem,
-    kernels: Sequence[Kernel[Any]],
-    target: Target,
-    cost: CostModel,
-) -> Choice:
-    """Ask every kernel that covers ``problem``, and select the one with the least predicted time.
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The answers of all kernels that cover a problem.
 
-    Ties go to the earlier kernel, so the outcome depends on the registry and the profile alone. A
-    kernel that is not faster than its rival is not selected.
+    Attributes:
+        offers: The kernels that accept it, in the order of the registry.
+        refusals: The others, with the reason.
     """
+
+    offers: tuple[Offer, ...]
+    refusals: Losers
+
+
+def ask(problem: Problem, kernels: Sequence[Kernel[Any]], target: Target, cost: CostModel) -> Asked:
+    """Ask every kernel that covers ``problem``, and predict the times of those that accept."""
     offers: list[Offer] = []
     losers: list[tuple[str, str]] = []
     for kernel in kernels:
@@ -88,16 +100,45 @@ def select(
         if isinstance(answer, Refusal):
             losers.append((problem.label(kernel.name), answer.reason))
         else:
-            offers.append(Offer(kernel, answer, cost.seconds(answer.work)))
+            seconds = cost.seconds(answer.work)
+            offers.append(Offer(kernel, answer, seconds, seconds))
+    return Asked(tuple(offers), tuple(losers))
+
+
+def select(asked: Asked, problem: Problem, cost: CostModel, known: Seconds) -> Choice:
+    """Select the kernel with the least time.
+
+    Ties go to the earlier kernel, so the outcome depends on the registry, the profile and the
+    measured times alone. Kernels that were too slow by prediction to be measured come last.
+
+    Args:
+        asked: The answers of the kernels.
+        problem: The problem.
+        cost: Predicts the compiled loops around a measured kernel.
+        known: Measured seconds by the name of a kernel.
+    """
+    losers = list(asked.refusals)
+    # The sort is stable, so ties keep the order of the registry.
+    offers = sorted(
+        (_with_time(offer, cost, known) for offer in asked.offers),
+        key=lambda offer: (not offer.measured, offer.seconds),
+    )
     if not offers:
         return Choice(None, tuple(losers))
-    # The sort is stable, so ties keep the order of the registry.
-    offers.sort(key=lambda offer: offer.seconds)
     best = offers[0]
     if problem.has_rival:
         return Choice(best, tuple(losers))
     losers += [(problem.label(o.kernel.name), _slower(o, best)) for o in offers[1:]]
     return Choice(best, tuple(losers))
+
+
+def _with_time(offer: Offer, cost: CostModel, known: Seconds) -> Offer:
+    """Return the offer with its measured time, and the predicted one of the loops around it."""
+    seconds = known.get(offer.kernel.name)
+    if seconds is None:
+        return offer
+    seconds += cost.loop_seconds(offer.claim.work)
+    return Offer(offer.kernel, offer.claim, seconds, offer.predicted, True)
 
 
 def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
@@ -110,9 +151,10 @@ def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
         return Choice(choice.offer, (*choice.losers, *shown))
     text = f"predicted {seconds_text(mine)}, {rival.name} {seconds_text(theirs)}"
     losers = (*choice.losers, (problem.label(choice.offer.kernel.name), text))
-    return Choice(None, losers, beaten=True)
+    return Choice(None, losers)
 
 
 def _slower(offer: Offer, best: Offer) -> str:
     mine, name, theirs = offer.seconds * 1e6, best.kernel.name, best.seconds * 1e6
-    return f"predicted {mine:.0f} us, {name} {theirs:.0f} us"
+    how = f"{best.how} " if best.how != offer.how else ""
+    return f"{offer.how} {mine:.0f} us, {name} {how}{theirs:.0f} us"

@@ -233,7 +233,7 @@ class _Page:
 
 def _sites(report: Report) -> Iterator[_Site]:
     """Yield the sites: lowered ops, ops that were left, and nodes that no rule rewrote."""
-    for event in (*report.fused, *report.expanded, *report.refused):
+    for event in (*report.fused, *report.in_float, *report.expanded, *report.refused):
         yield _lowered(event)
     for left in report.left:
         status = "needed" if left.needed else "left"

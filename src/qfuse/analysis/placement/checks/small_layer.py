@@ -14,7 +14,7 @@ from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import source_of
 from qfuse.analysis.products import Product
 from qfuse.ir.dtypes import bit_width
-from qfuse.ir.events import EXPAND, Lowered
+from qfuse.ir.events import NO_KERNELS, Lowered
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.matmul import FusedMatmul
@@ -44,7 +44,7 @@ class SmallLayer(LintCheck):
         readers = _readers(list(parts))
         for fused, merged in parts.items():
             event = graph.lowered_as(fused)
-            if event is None or event.kernel == EXPAND or event.predicted is None:
+            if event is None or event.kernel in NO_KERNELS or event.predicted is None:
                 continue
             # Its rival is the float product already.
             if isinstance(as_fused_product(fused), FusedMatmul):

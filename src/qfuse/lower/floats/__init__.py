@@ -1,0 +1,1 @@
+"""Products in float instead of on a quantized kernel, where that is faster."""

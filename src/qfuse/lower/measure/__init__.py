@@ -1,0 +1,1 @@
+"""Measure the alternatives for the products of a model, instead of predicting their times."""

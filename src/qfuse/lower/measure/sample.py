@@ -1,0 +1,98 @@
+"""Functions that run one alternative for a product, on random operands of its sizes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from qfuse.cost import hint_of
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.epilogue import Epilogue
+from qfuse.lower.measure.timer import Run
+from qfuse.lower.problems.product import ProductProblem
+from qfuse.lower.select.context import LoweringContext
+from qfuse.lower.select.select import Offer
+
+Values = dict[Node, Any]
+
+
+def kernel_run(problem: ProductProblem, offer: Offer, context: LoweringContext) -> Run:
+    """Return a function that runs a kernel as it would be called in the graph.
+
+    Its calls are added to the graph to see them, and removed again.
+    """
+    rw = context.session.editor.rewriter("measure", problem.anchor)
+    offer.kernel.emit(problem, offer.claim, rw)
+    made = list(rw.journal.made)
+    known: Values = {}
+    steps = [node for node in made if node.op == "call_function" and not _is_operand(node)]
+    for node in dict.fromkeys(source for step in steps for source in step.all_input_nodes):
+        if node not in steps:
+            known[node] = _operand(node)
+    calls = [(node, node.target, node.args, dict(node.kwargs)) for node in steps]
+    rw.undo()
+    return partial(_run_calls, calls, known)
+
+
+def float_run(problem: ProductProblem) -> Run:
+    """Return a function that computes the product alone in float, as ATen does."""
+    fused: Any = problem.fused
+    changed: dict[str, Any] = {one.name: None for one in fused.layout.params}
+    bare = replace(fused, **changed, epilogue=Epilogue(()), extras=())
+    values = []
+    for one in bare.layout.fields:
+        if one.of:
+            continue
+        value = getattr(bare, one.name)
+        if isinstance(value, Node):
+            value = _random(value.meta["val"], problem.float_dtype)
+        values.append(value)
+    return partial(type(bare).reference, *values)
+
+
+def _is_operand(node: Node) -> bool:
+    """Whether the result is given: compiled loops quantize and dequantize in front of a kernel."""
+    return is_call(node, *ops.CANONICAL)
+
+
+def _operand(node: Node) -> Any:
+    known = constant_of(node)
+    if known is not None and not known.is_meta:
+        return known
+    value = node.meta["val"]
+    return _random(value) if isinstance(value, torch.Tensor) else hint_of(value)
+
+
+def _random(value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor of the traced sizes and strides; its values do not change times."""
+    shape, strides = ([hint_of(s) for s in sizes] for sizes in (value.shape, value.stride()))
+    kind = dtype or value.dtype
+    made = torch.empty_strided(shape, strides, dtype=kind, device="cpu")
+    if kind.is_floating_point:
+        # Neither zeros nor subnormal numbers, which some processors take longer for.
+        return made.copy_(torch.rand(shape, device="cpu").add_(0.5))
+    return made.copy_(torch.randint(0, 100, shape, device="cpu"))
+
+
+def _run_calls(
+    calls: list[tuple[Node, Any, Any, dict[str, Any]]], given: Mapping[Node, Any]
+) -> Any:
+    values = dict(given)
+    result: Any = None
+    for node, target, args, kwargs in calls:
+        filled, named = map_arg((args, kwargs), values.__getitem__)
+        # Results of a call that has several.
+        result = (
+            operator.getitem(*filled) if target is operator.getitem else target(*filled, **named)
+        )
+        values[node] = result
+    return result

@@ -1,0 +1,145 @@
+"""Products are chosen by measured times: within a budget, once each, and as the report says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.lower.floats.test_choose import W8A8, events, linears, same_values
+
+from qfuse import kernels
+from qfuse.cost import CostModel, CostProfile
+from qfuse.cost.times import Times
+from qfuse.ir.events import Noted
+from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
+from qfuse.ir.graph.text import to_text
+from qfuse.lower import FloatPolicy, Measurer, Wishes, lower
+from qfuse.lower.kernels.registry import all_kernels
+from qfuse.lower.measure.timer import interleaved_medians
+from qfuse.optimize import optimize
+from qfuse.rewrite.clone import clone
+from qfuse.targets import Target
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import QuantizedLinear, per_tensor
+
+pytestmark = pytest.mark.own_kernels
+
+
+class Stopwatch:
+    """Runs every function once, and gives their times in order; it also is the clock."""
+
+    def __init__(self, *seconds: float, each: float = 1.0) -> None:
+        self.seconds = seconds
+        self.each = each
+        self.now = 0.0
+        self.results: list[list[Any]] = []
+
+    def __call__(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+        self.results.append([run() for run in runs])
+        self.now += self.each
+        # The kernels come first, and float last.
+        return [*self.seconds[: len(runs) - 1], self.seconds[-1]]
+
+    def clock(self) -> float:
+        return self.now
+
+
+def lowered(
+    program: NormalGraph, watch: Stopwatch, budget: float = 9.0, times: Times | None = None
+) -> LoweredGraph:
+    measurer = Measurer(budget, watch, watch.clock)
+    wishes = Wishes({}, FloatPolicy(), Times() if times is None else times, measurer)
+    target, cost = Target.for_testing(isa="avx2"), CostModel(CostProfile.pinned())
+    return lower(optimize(clone(program)), target, cost, all_kernels(kernels.load()), None, wishes)
+
+
+def notes(low: LoweredGraph) -> list[tuple[str, bool]]:
+    return [(note.text, note.warn) for note in low.log.of(Noted)]
+
+
+@pytest.mark.numeric
+def test_the_faster_one_is_taken_whatever_was_predicted() -> None:
+    program = linears()
+    watch = Stopwatch(9e-4, 8e-4, 1e-4)
+    low = lowered(program, watch)
+    (event,) = events(low)
+
+    assert (event.kernel, event.measured) == ("float", True)
+    assert event.why.startswith("runs in float: measured 0.1")
+    assert dict(event.losers)[W8A8].startswith("measured 0.9")
+    assert notes(low) == [("the alternatives for 1 products were measured in 1000 ms", False)]
+    same_values(program, low)
+    # They are the product alone; the epilogue and what surrounds it are predicted.
+    kernel, floats = watch.results[0][0], watch.results[0][-1]
+    assert kernel.shape == floats.shape == (64, 256)
+
+
+def test_a_kernel_that_wins_shows_how_slow_float_is() -> None:
+    (event,) = events(lowered(linears(), Stopwatch(1e-4, 8e-4, 9e-4)))
+
+    assert (event.kernel, event.measured) == (W8A8, True)
+    assert dict(event.losers)["float"].startswith("measured 0.9")
+
+
+def test_equal_products_are_measured_once_and_known_ones_never() -> None:
+    times, watch = Times(), Stopwatch(1e-4, 8e-4, 9e-4)
+    lowered(linears(3), watch, times=times)
+    assert len(watch.results) == len(times.known) == 1
+
+    low = lowered(linears(3), watch, times=times)
+    assert len(watch.results) == 1
+    assert all(event.measured for event in events(low))
+    lowered(linears(rows=32), watch, times=times)
+    assert len(watch.results) == 2
+
+
+def two_sizes() -> NormalGraph:
+    """Two linears of different sizes."""
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 64, 32)
+    made = []
+    for index, rows in enumerate((16, 48)):
+        x = block.quantized(b.arg(f"x{index}", torch.float32, rows, 32), per_tensor(2), f"q{index}")
+        made.append(block.linear(x, f"w{index}"))
+    return b.done(*made)
+
+
+def test_over_budget_the_rest_is_predicted() -> None:
+    low = lowered(two_sizes(), Stopwatch(1e-4, 8e-4, 9e-4), budget=0.5)
+
+    assert sorted(event.measured for event in events(low)) == [False, True]
+    text = "the 0.5 s of measure_seconds are used up: the times of 1 products are predicted"
+    assert (text, True) in notes(low)
+
+
+def test_interrupted_the_rest_is_predicted() -> None:
+    class Interrupted(Stopwatch):
+        def __call__(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+            assert len(runs) > 1
+            raise KeyboardInterrupt
+
+    low = lowered(two_sizes(), Interrupted(1.0))
+
+    assert not any(event.measured for event in events(low))
+    text = "measuring was interrupted: the times of 2 products are predicted"
+    assert notes(low) == [(text, True)]
+
+
+def test_measuring_leaves_the_graph_as_it_was() -> None:
+    program, known = linears(2, shared=True), Times()
+    first = lowered(program, Stopwatch(1e-4, 8e-4, 9e-4), times=known)
+    again = lowered(program, Stopwatch(1.0), times=known)
+
+    assert [event.kernel for event in events(first)] == [W8A8, W8A8]
+    assert to_text(first.graph) == to_text(again.graph)
+
+
+def test_medians_are_of_interleaved_calls() -> None:
+    order: list[str] = []
+    seconds = interleaved_medians([lambda: order.append("a"), lambda: order.append("b")])
+
+    assert order[:4] == ["a", "b", "a", "b"]
+    assert len(order) == 20
+    assert all(second > 0 for second in seconds)
