@@ -92,6 +92,8 @@ def test_integer_products_are_exact(depth: int) -> None:
 class Product(nn.Module):
     """A dynamically quantized product, as torchao writes it."""
 
+    weight: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", torch.randint(-128, 128, (32, 24), dtype=torch.int8))

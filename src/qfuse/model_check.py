@@ -204,8 +204,8 @@ def int_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         right: Shape ``[K, N]``.
     """
     total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.int32, device=left.device)
-    parts = zip(left.split(_EXACT_DEPTH, 1), right.split(_EXACT_DEPTH, 0), strict=True)
-    for some, others in parts:
+    lefts, rights = torch.split(left, _EXACT_DEPTH, 1), torch.split(right, _EXACT_DEPTH, 0)
+    for some, others in zip(lefts, rights, strict=True):
         total += (some.float() @ others.float()).to(torch.int32)
     return total
 

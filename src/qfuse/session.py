@@ -18,7 +18,7 @@ from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.cases import keep_cases
-from qfuse.cost import CostModel, CostProfile, load_or_measure
+from qfuse.cost import CostModel, CostProfile, load_or_measure, measure
 from qfuse.ir.errors import CaptureError, OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
 from qfuse.ir.graph.stage_graph import CLAIM_META, CapturedGraph
@@ -35,6 +35,10 @@ from qfuse.targets import Target
 
 TRACING = threading.RLock()
 """Held while a model is captured and compiled: tracing replaces globals of torch."""
+
+
+_SETUP = "setup"
+_NOTICED_SECONDS = 0.5
 
 
 @contextmanager
@@ -87,17 +91,24 @@ class Session:
             raise OptionsError(f"progress must be a function of a text, not {progress!r}")
         if progress is not None:
             progress("detecting the machine")
-        library = _library(chosen, backends)
+        begin = time.perf_counter()
+        library = _library(chosen, backends, progress)
+        passed = time.perf_counter() - begin
         extensions = Extensions.installed(library, backends)
         target = target or Target.detect(extensions=False)
-        return cls(target, checked, chosen, float_dtype, library, extensions, progress)
+        session = cls(target, checked, chosen, float_dtype, library, extensions, progress)
+        # Compiled now, or by another process meanwhile; to load the kernels takes no time.
+        if passed > _NOTICED_SECONDS:
+            session.seconds[_SETUP] = passed
+        return session
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Record how long a step takes."""
-        begin = time.perf_counter()
+        """Record how long a step takes, without the setup of the machine within it."""
+        begin, setup = time.perf_counter(), self.seconds.get(_SETUP, 0.0)
         yield
-        self.seconds[name] = time.perf_counter() - begin
+        passed = time.perf_counter() - begin
+        self.seconds[name] = passed - (self.seconds.get(_SETUP, 0.0) - setup)
 
     def capture(
         self,
@@ -139,7 +150,7 @@ class Session:
 
     def pipeline(self, profile: CostProfile | None = None) -> Pipeline:
         """Return the pipeline from the captured to the lowered graph."""
-        cost = CostModel(profile or cost_profile(self.target))
+        cost = CostModel(profile or cost_profile(self.target, self._measure_machine))
         return Pipeline(
             self.target,
             cost,
@@ -150,6 +161,16 @@ class Session:
             self.options.without,
             self.extensions,
         )
+
+    def _measure_machine(self, target: Target) -> CostProfile:
+        """Measure the speeds of the machine, which happens once for all compilations."""
+        if self.progress is not None:
+            self.progress("measuring the speeds of this machine (only once)")
+        begin = time.perf_counter()
+        profile = measure(target)
+        passed = time.perf_counter() - begin
+        self.seconds[_SETUP] = self.seconds.get(_SETUP, 0.0) + passed
+        return profile
 
     def backend_options(self) -> BackendOptions:
         """Return the options that the lowered graph is compiled with."""
@@ -171,6 +192,7 @@ class Session:
             float_dtype=None if self.float_dtype is None else dtype_name(self.float_dtype),
             constant_bytes=_constant_bytes(plan),
             claims=_claims(plan, backend),
+            setup_seconds=self.seconds.get(_SETUP),
             capture_seconds=self.seconds.get("capture"),
             plan_seconds=self.seconds.get("plan"),
             compile_seconds=self.seconds.get("compile"),
@@ -190,9 +212,9 @@ class Session:
         return Report(tuple(events), facts, plan.stages, live_bytes(plan.lowered.graph))
 
 
-def cost_profile(target: Target) -> CostProfile:
+def cost_profile(target: Target, measure: Callable[[Target], CostProfile] = measure) -> CostProfile:
     """Return the measured speeds of a target; the first call on a machine measures them."""
-    return load_or_measure(target)
+    return load_or_measure(target, measure=measure)
 
 
 def _claims(plan: Plan, backend: str | None) -> tuple[ClaimFacts, ...]:
@@ -212,13 +234,15 @@ def _without_backend(event: Event, names: Collection[str]) -> Event:
     return replace(event, kernel=kernel, losers=(*event.losers, reason), cause=cause)
 
 
-def _library(options: Options, backends: Sequence[Backend]) -> kernels.KernelLibrary:
+def _library(
+    options: Options, backends: Sequence[Backend], say: Callable[[str], None] | None
+) -> kernels.KernelLibrary:
     """Return qfuse's own kernels, if they are wanted."""
     if not options.own_kernels:
         return kernels.KernelLibrary(False, "disabled by option")
     if backends:
         return kernels.KernelLibrary(False, "the backend runs the model")
-    return kernels.load()
+    return kernels.load(say)
 
 
 def examples_of(
