@@ -18,7 +18,7 @@ from qfuse.cli.bundle import VARIABLES
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built for a bundle of a test."""
     library = kernels.KernelLibrary(False, "not in this test")
-    monkeypatch.setattr(kernels, "load", lambda: library)
+    monkeypatch.setattr(kernels, "load", lambda *_: library)
 
 
 @pytest.mark.usefixtures("no_kernels")

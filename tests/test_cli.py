@@ -169,7 +169,7 @@ def test_build_kernels_says_once_what_to_do(
     with pytest.raises(kernels.KernelBuildError) as error:
         build(None, prebuilt=tmp_path / "none")
     failed = kernels.KernelLibrary(available=False, reason=str(error.value))
-    monkeypatch.setattr(kernels, "load", lambda: failed)
+    monkeypatch.setattr(kernels, "load", lambda *_: failed)
     result = run("build-kernels")
 
     assert result.exit_code == 1

@@ -15,11 +15,16 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.rewrite.compare import Verdict, compare
 from qfuse.rewrite.tolerance import MODEL
+from qfuse.targets import Target
 
 _RUNS = 3
 # About one quantized value in this many lies within float32 noise of a tie. At least one per tensor
 # is flipped, so that small tensors are perturbed too.
 _CODES_PER_FLIP = 100_000
+# Random numbers beyond the largest tensor: each tensor begins at another one of them.
+_OFFSETS = 65_536
+# A sum of so many products of int8 values is at most 2**24, and exact in float32 in any order.
+_EXACT_DEPTH = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class ModelCheck:
             float_dtype: The requested dtype for matmuls; the perturbation is then at least its
                 rounding error.
         """
-        outputs = _run(Interpreter(program.module), inputs)
+        outputs = _run(_Exact(program.module), inputs)
         noise = [
             torch.zeros(o.shape).double() if isinstance(o, torch.Tensor) else None for o in outputs
         ]
@@ -105,17 +110,38 @@ def bisect_count(count: int, holds: Callable[[int], bool]) -> int:
     return high
 
 
-class _Shaken(Interpreter):
+class _Exact(Interpreter):
+    """Runs a graph with integer products that are correct and fast on every machine."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        # Without 8-bit dot products `_int_mm` is a loop over single products.
+        self._by_floats = any(_is_int_mm(n) for n in module.graph.nodes) and not _has_int8_dot()
+
+    def run_node(self, n: Node) -> Any:
+        if _is_int_mm(n):
+            left, right = self.fetch_args_kwargs_from_env(n)[0]
+            # With a size of 1 the result of `_int_mm` may be garbage.
+            if left.device.type == "cpu" and (self._by_floats or 1 in (*left.shape, *right.shape)):
+                return int_product(left, right)
+        return super().run_node(n)
+
+
+class _Shaken(_Exact):
     """Runs a graph with rounding errors that another order of operations could have made.
 
     Every float result is multiplied by ``1 + eps * u`` with ``u`` in [-1, 1], and a few values
     of every quantized tensor move by one step, as values next to a tie do. Views are unchanged.
+
+    The random numbers are drawn once, as many as the largest tensor needs and some more; each
+    tensor takes them from another place on.
     """
 
     def __init__(self, module: GraphModule, seed: int, float_dtype: torch.dtype | None) -> None:
         super().__init__(module)
         self._random = torch.Generator().manual_seed(seed)
         self._least = torch.finfo(float_dtype).eps if float_dtype is not None else 0.0
+        self._numbers = torch.empty(0)
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
@@ -128,15 +154,35 @@ class _Shaken(Interpreter):
 
     def _shake(self, value: Any, node: Node) -> Any:
         if _is_float(value):
-            shake = torch.rand(value.shape, generator=self._random, dtype=torch.float32) * 2 - 1
-            info = torch.finfo(value.dtype)
-            shaken = value.double() * (1 + max(info.eps, self._least) * shake.double())
-            # A mask made of the lowest finite value must not become an infinity.
-            finite = shaken.clamp(info.min, info.max).to(value.dtype)
-            return torch.where(value.isfinite(), finite, value)
+            return self._perturb(value)
         if isinstance(value, torch.Tensor) and value.dtype in BYTES and _quantizes(node):
             return self._flip(value)
         return value
+
+    def _perturb(self, value: torch.Tensor) -> torch.Tensor:
+        """Multiply by ``1 + eps * u`` and round once to the dtype of ``value``."""
+        info = torch.finfo(value.dtype)
+        wide = value if value.dtype is torch.float64 else value.float()
+        # The product is small, so its own rounding does not count.
+        unit = max(info.eps, self._least)
+        shaken = torch.addcmul(wide, wide, self._draw(wide), value=unit).to(value.dtype)
+        # A sum is finite only if all of its terms are.
+        if not bool(shaken.sum(dtype=wide.dtype).isfinite()):
+            # A mask made of the lowest finite value must not become an infinity.
+            shaken = torch.where(value.isfinite(), shaken.clamp(info.min, info.max), value)
+        return shaken
+
+    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        """Return random numbers in [-1, 1], with the shape and layout of ``like``."""
+        layout = torch.empty_like(like, device="meta")
+        count = layout.numel()
+        if self._numbers.numel() < count + _OFFSETS:
+            size = count + _OFFSETS
+            self._numbers = torch.empty(size).uniform_(-1, 1, generator=self._random)
+        last = self._numbers.numel() - count
+        begin = int(torch.randint(last + 1, (), generator=self._random))
+        drawn = self._numbers.as_strided(layout.shape, layout.stride(), begin)
+        return drawn.to(like)
 
     def _flip(self, codes: torch.Tensor) -> torch.Tensor:
         """Move a few quantized values by one step, towards the middle of the tensor's range."""
@@ -150,12 +196,35 @@ class _Shaken(Interpreter):
         return flipped.reshape(codes.shape)
 
 
+def int_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return ``left @ right`` of int8 matrices in int32, computed exactly by float matmuls.
+
+    Args:
+        left: Shape ``[M, K]``.
+        right: Shape ``[K, N]``.
+    """
+    total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.int32, device=left.device)
+    lefts, rights = torch.split(left, _EXACT_DEPTH, 1), torch.split(right, _EXACT_DEPTH, 0)
+    for some, others in zip(lefts, rights, strict=True):
+        total += (some.float() @ others.float()).to(torch.int32)
+    return total
+
+
+def _is_int_mm(node: Node) -> bool:
+    return node.target is torch.ops.aten._int_mm.default
+
+
+def _has_int8_dot() -> bool:
+    return Target.detect(extensions=False).has_vnni
+
+
 def _quantizes(node: Node) -> bool:
     return any(_is_float(n.meta.get("val")) for n in node.all_input_nodes)
 
 
 def _run(interpreter: Interpreter, inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    with torch.no_grad():
+    # The graph has every cast of its source; an ambient autocast would round integer products.
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
         # The graph is functional, but an output may alias a constant or an input.
         return tuple(
             o.detach().clone() if isinstance(o, torch.Tensor) else o

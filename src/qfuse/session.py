@@ -18,7 +18,13 @@ from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.cases import keep_cases
-from qfuse.cost import CostModel, CostProfile, kernels_in_use, load_or_measure
+from qfuse.cost import (
+    CostModel,
+    CostProfile,
+    kernels_in_use,
+    load_or_measure,
+)
+from qfuse.cost import measure as measure_speeds
 from qfuse.cost.times import Times, load_times, save_times
 from qfuse.ir.errors import CaptureError, OptionsError
 from qfuse.ir.events import EXPAND, HOST, Event, ExpandCause, Lowered, Noted
@@ -40,6 +46,10 @@ _MB = 1_000_000
 
 TRACING = threading.RLock()
 """Held while a model is captured and compiled: tracing replaces globals of torch."""
+
+
+_SETUP = "setup"
+_NOTICED_SECONDS = 0.5
 
 
 @contextmanager
@@ -98,20 +108,27 @@ class Session:
             raise OptionsError(f"progress must be a function of a text, not {progress!r}")
         if progress is not None:
             progress("detecting the machine")
-        library = _library(chosen, backends)
+        begin = time.perf_counter()
+        library = _library(chosen, backends, progress)
+        passed = time.perf_counter() - begin
         extensions = Extensions.installed(library, backends)
         if measure:
             _check_measurable(target, backends)
         with limited_threads(chosen.threads):
             target = target or Target.detect(extensions=False)
-        return cls(target, checked, chosen, float_dtype, library, extensions, progress, measure)
+        session = cls(target, checked, chosen, float_dtype, library, extensions, progress, measure)
+        # Compiled now, or by another process meanwhile; to load the kernels takes no time.
+        if passed > _NOTICED_SECONDS:
+            session.seconds[_SETUP] = passed
+        return session
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Record how long a step takes."""
-        begin = time.perf_counter()
+        """Record how long a step takes, without the setup of the machine within it."""
+        begin, setup = time.perf_counter(), self.seconds.get(_SETUP, 0.0)
         yield
-        self.seconds[name] = time.perf_counter() - begin
+        passed = time.perf_counter() - begin
+        self.seconds[name] = passed - (self.seconds.get(_SETUP, 0.0) - setup)
 
     def capture(
         self,
@@ -154,7 +171,8 @@ class Session:
     def pipeline(self, profile: CostProfile | None = None) -> Pipeline:
         """Return the pipeline from the captured to the lowered graph."""
         compiles = self.options.backend != BuiltinBackend.EAGER
-        cost = CostModel(profile or cost_profile(self.target), loops=compiles)
+        profile = profile or cost_profile(self.target, self._measure_machine)
+        cost = CostModel(profile, loops=compiles)
         return Pipeline(
             self.target,
             cost,
@@ -187,6 +205,16 @@ class Session:
         """What qfuse's own kernels are: the library, and the instruction set that they use."""
         return kernels_in_use() if self.library.available else ""
 
+    def _measure_machine(self, target: Target) -> CostProfile:
+        """Measure the speeds of the machine, which happens once for all compilations."""
+        if self.progress is not None:
+            self.progress("measuring the speeds of this machine (only once)")
+        begin = time.perf_counter()
+        profile = measure_speeds(target)
+        passed = time.perf_counter() - begin
+        self.seconds[_SETUP] = self.seconds.get(_SETUP, 0.0) + passed
+        return profile
+
     def backend_options(self) -> BackendOptions:
         """Return the options that the lowered graph is compiled with."""
         return BackendOptions(
@@ -209,6 +237,7 @@ class Session:
             prefer=str(self.options.prefer),
             float_bytes=sum(e.added_bytes for e in plan.lowered.log.of(Lowered)) or None,
             claims=_claims(plan, backend),
+            setup_seconds=self.seconds.get(_SETUP),
             capture_seconds=self.seconds.get("capture"),
             plan_seconds=self.seconds.get("plan"),
             compile_seconds=self.seconds.get("compile"),
@@ -228,9 +257,11 @@ class Session:
         return Report(tuple(events), facts, plan.stages, live_bytes(plan.lowered.graph))
 
 
-def cost_profile(target: Target) -> CostProfile:
+def cost_profile(
+    target: Target, measure: Callable[[Target], CostProfile] = measure_speeds
+) -> CostProfile:
     """Return the measured speeds of a target; the first call on a machine measures them."""
-    return load_or_measure(target)
+    return load_or_measure(target, measure=measure)
 
 
 def product_timer() -> Timer:
@@ -275,13 +306,15 @@ def _without_backend(event: Event, names: Collection[str]) -> Event:
     return replace(event, kernel=kernel, losers=(*event.losers, reason), cause=cause)
 
 
-def _library(options: Options, backends: Sequence[Backend]) -> kernels.KernelLibrary:
+def _library(
+    options: Options, backends: Sequence[Backend], say: Callable[[str], None] | None
+) -> kernels.KernelLibrary:
     """Return qfuse's own kernels, if they are wanted."""
     if not options.own_kernels:
         return kernels.KernelLibrary(False, "disabled by option")
     if backends:
         return kernels.KernelLibrary(False, "the backend runs the model")
-    return kernels.load()
+    return kernels.load(say)
 
 
 def examples_of(

@@ -73,7 +73,7 @@ def test_what_concerns_inductor_costs_nothing_here() -> None:
 
 def test_missing_kernels_are_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = kernels.KernelLibrary(available=False, reason="no C++ compiler was found")
-    monkeypatch.setattr(kernels, "load", lambda: missing)
+    monkeypatch.setattr(kernels, "load", lambda *_: missing)
     target = replace(TARGET, compiler=None)
     seen = found(Weighted(linear), target)
 

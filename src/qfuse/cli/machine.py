@@ -72,8 +72,8 @@ def doctor_command(
 def build_kernels_command(into: Path | None) -> None:
     """Compile qfuse's own kernels for this machine, ahead of the first use."""
     with show_progress() as say:
-        say("compiling the kernels (about a minute)")
-        library = kernels.load()
+        say("looking for compiled kernels")
+        library = kernels.load(say)
     if not library.available:
         # No ``fix``: the reason already says what to do, which depends on the failure.
         raise QfuseError(f"the kernels could not be built: {library.reason}")

@@ -1,17 +1,15 @@
 """Compiles the C++ kernels into a cache, once per torch version, sources and compiler.
 
 The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder. An entry is one
-folder per key (sources, torch, flags, C++ ABI, machine) with one library per compiler and a small
-description of each. A library is used only if its description matches and its checksum is correct;
-otherwise it is rebuilt, and the reason is logged.
+folder per key (sources, torch, flags, C++ ABI, machine) with one library per compiler and its
+description. If the description or the checksum does not match, it is rebuilt with a log message.
 
-A wheel may ship libraries in the same form, in the folder ``prebuilt`` beside this file
-(:func:`copy_library` fills such a folder, ``hatch_build.py`` packs it). A matching one takes
-precedence over the cache, so a machine without a compiler has kernels too.
+A wheel may ship libraries in the same form, in the folder ``prebuilt`` beside this file (made by
+:func:`copy_library`, packed by ``hatch_build.py``). A matching one is taken before the cache.
 
 ``QFUSE_SANITIZE=address`` (or ``undefined``, or both with a comma) builds kernels that abort the
-process at the first out-of-bounds access; ``make asan`` runs the kernel tests with it. The runtime
-must be loaded at process start: set ``LD_PRELOAD`` to the compiler's ``libasan.so``.
+process at the first out-of-bounds access; ``make asan`` runs the kernel tests with it, with the
+compiler's ``libasan.so`` in ``LD_PRELOAD``.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,6 +78,8 @@ _X86_FLAGS = {
     "quantized/real_avx512.cpp": _AVX512_FLAGS,
 }
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
+
+Say = Callable[[str], None] | None
 
 SANITIZE_VARIABLE = "QFUSE_SANITIZE"
 _SANITIZERS = ("address", "undefined")
@@ -191,6 +192,7 @@ def build(
     sources: Path = _SOURCES,
     prebuilt: Path = _PREBUILT,
     rebuild: bool = False,
+    say: Say = None,
 ) -> tuple[Path, bool]:
     """Return a library built from ``sources``, compiling only if none is cached.
 
@@ -201,6 +203,7 @@ def build(
         sources: Folder of the C++ files.
         prebuilt: Folder of libraries that ship with the package.
         rebuild: Compile even if a library is cached.
+        say: Called with how far the compiler is; without it, a warning says that it runs.
 
     Returns:
         The library's path, and whether it was compiled now.
@@ -232,7 +235,7 @@ def build(
                     fix="install a C++20 compiler (g++ or clang++), or set CXX; "
                     "qfuse doctor shows details",
                 )
-            return _compile(folder, key, compiler, sources), True
+            return _compile(folder, key, compiler, sources, say), True
     except (OSError, filelock.Timeout) as error:
         raise KernelBuildError(
             f"the kernel cache cannot be used: {error}",
@@ -310,10 +313,11 @@ def _validate(library: Path, key: str) -> None:
         raise CacheError("its bytes are not those that were written")
 
 
-def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path) -> Path:
+def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path, say: Say) -> Path:
     library = _library_path(folder, compiler)
     files = [path for path in _files(sources) if path.suffix == ".cpp"]
-    _log.info("compiling %d kernel sources with %s", len(files), compiler.version)
+    what = "compiling qfuse's kernels (only once): %d files, some minutes, with %s"
+    _log.log(logging.INFO if say else logging.WARNING, what, len(files), compiler.version)
     # In the cache, since a rename is atomic within one file system only.
     with scratch_folder(".new-", folder) as temporary:
         new = Path(temporary, library.name)
@@ -323,7 +327,9 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path) ->
             for path, to in zip(files, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(_run, commands))  # raises what a compiler raised
+            for done, _ in enumerate(pool.map(_run, commands)):  # raises what a compiler raised
+                if say is not None:
+                    say(f"compiling the kernels (only once): {done + 1} of {len(files)} files")
         _run([*compiler.command, *_link_flags(), "-o", str(new), *map(str, objects), *_LIBRARIES])
         entry = BuildEntry(key, compiler.version, _digest(new.read_bytes()))
         described = new.with_suffix(".json")

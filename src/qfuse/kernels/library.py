@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,10 +143,10 @@ class _Loader:
         self._lock = threading.Lock()
         self._result: KernelLibrary | None = None
 
-    def load(self) -> KernelLibrary:
+    def load(self, say: Callable[[str], None] | None) -> KernelLibrary:
         with self._lock:
             if self._result is None:
-                self._result = _load()
+                self._result = _load(say)
             return self._result
 
     def load_image(self, image: KernelImage) -> KernelLibrary:
@@ -159,10 +159,13 @@ class _Loader:
 _LOADER = _Loader()
 
 
-def load() -> KernelLibrary:
-    """Load the kernels once per process, compiling them if they are not cached (about 15 s).
+def load(say: Callable[[str], None] | None = None) -> KernelLibrary:
+    """Load the kernels once per process, compiling them if they are not cached (a few minutes).
 
     The environment variable ``QFUSE_ISA`` names the instruction set to use instead of the best.
+
+    Args:
+        say: Called with how far the compiler is; without it, a warning says that it runs.
 
     Returns:
         The outcome, with the reason if the kernels are unavailable.
@@ -170,7 +173,7 @@ def load() -> KernelLibrary:
     Raises:
         OptionsError: ``QFUSE_ISA`` names an instruction set that this machine does not support.
     """
-    return _LOADER.load()
+    return _LOADER.load(say)
 
 
 def load_image(image: KernelImage) -> KernelLibrary:
@@ -235,19 +238,19 @@ def is_loaded() -> bool:
     return hasattr(torch.ops.qfuse, "linear_w8a8")
 
 
-def _load() -> KernelLibrary:
+def _load(say: Callable[[str], None] | None) -> KernelLibrary:
     if is_loaded():
         # Loading two libraries that define the same ops aborts the process.
         return _loaded(None, compiled=False)
     compiler = find_kernel_compiler()
     try:
-        path, compiled = build(compiler)
+        path, compiled = build(compiler, say=say)
         try:
             _register(path)
         except OSError as error:
             # Intact, but built for a different system, such as another C library.
             _log.warning("kernel library %s cannot be loaded and is rebuilt: %s", path, error)
-            path, compiled = build(compiler, rebuild=True)
+            path, compiled = build(compiler, rebuild=True, say=say)
             _register(path)
     except (KernelBuildError, OSError) as error:
         # Log only the first line; the code that shows `reason` prints the fix.

@@ -86,6 +86,8 @@ class Facts:
         backend: What runs the lowered graph; ``None`` if it was not compiled.
         check: How values were checked.
         float_dtype: Dtype of unquantized ops, if it is not the model's own.
+        setup_seconds: Time to compile qfuse's kernels and to measure the machine, if this was the
+            first compilation that needed it.
         capture_seconds: Time to capture the graph.
         plan_seconds: Time to rewrite and lower it.
         compile_seconds: Time to compile what was lowered.
@@ -109,6 +111,7 @@ class Facts:
     backend: str | None = None
     check: str | None = None
     float_dtype: str | None = None
+    setup_seconds: float | None = None
     capture_seconds: float | None = None
     plan_seconds: float | None = None
     compile_seconds: float | None = None

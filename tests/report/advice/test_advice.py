@@ -80,7 +80,7 @@ def test_kernels_that_are_not_there_are_built(monkeypatch: pytest.MonkeyPatch) -
     # Of PyTorch's kernels none takes an activation of uint8.
     missing = kernels.KernelLibrary(available=False, reason="no C++ compiler was found")
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "load", lambda: missing)
+        patch.setattr(kernels, "load", lambda *_: missing)
         before = explained(Weighted(linear), activations())
     after = explained(Weighted(linear), activations())
 
