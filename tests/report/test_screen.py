@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import nn
@@ -113,6 +114,29 @@ def test_an_op_that_only_lost_a_fusion_is_not_a_failure() -> None:
     assert [action.places[0].node for action in report.actions] == ["b"]
     (action,) = report.actions
     assert (action.tried, action.reason) == ("kernel-b", "the weight has a bad scale")
+
+
+@pytest.mark.parametrize(
+    ("checks", "text"),
+    [
+        ([("model", True, 0.0, 0.0)], "passed (the same bits)"),
+        (
+            [("model", True, 0.0, 0.0), ("compiled", True, 0.067, 8.0)],
+            "passed (error: 0.07 x the source's own rounding error; up to 8 x passes)",
+        ),
+        (
+            [("model", True, 0.5, 8.0), ("compiled", True, 0.1, 8.0)],
+            "passed (error: 0.5 x the source's own rounding error; up to 8 x passes)",
+        ),
+        # The graph runs op by op then.
+        ([("model", True, 0.0, 0.0), ("compiled", False, 9.0, 8.0)], "passed (the same bits)"),
+    ],
+)
+def test_values_are_those_of_the_worst_check(
+    checks: list[tuple[str, bool, float, float]], text: str
+) -> None:
+    made = [Checked("check", w, ok, Exactness.ROUNDING, e, most) for w, ok, e, most in checks]
+    assert f"values: {text}" in Report((*made, *kernel("k")), FACTS).text().splitlines()
 
 
 def test_what_costs_nothing_is_not_to_be_done() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from qfuse.ir.errors import PlanError
 from qfuse.ir.events import EXPAND, FLOAT
-from qfuse.ir.graph.stage_graph import place_of
+from qfuse.ir.graph.stage_graph import place_of, site_of
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import WeightedProblem
@@ -25,7 +25,7 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     Raises:
         PlanError: No kernel of that name covers the op, or it refuses it.
     """
-    name = context.forced.get(problem.place.name)
+    name = context.forced.get(site_of(problem.place))
     if name is None:
         return None
     # A float product is chosen before kernels are; here it was not permitted.
@@ -42,7 +42,7 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     if choice.losers and _may_be_in_float(problem):
         return choice
     place = str(place_of(problem.place))
-    what = f"the plan runs {problem.place.name} on {name}, which "
+    what = f"the plan runs {site_of(problem.place)} on {name}, which "
     if choice.losers:
         raise PlanError(
             f"{what}refuses it: {choice.losers[0][1]}",

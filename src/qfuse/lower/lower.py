@@ -15,6 +15,7 @@ from qfuse.ir.graph.stage_graph import (
     LoweredGraph,
     OptimizedGraph,
     place_of,
+    site_of,
 )
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.activation import as_activation
@@ -348,7 +349,7 @@ class _Lowering:
         for old in problem.replaced:
             rw.replace(old.node, made[old.index], but=old.but)
         for node in rw.journal.made:
-            node.meta.update({SITE_META: problem.place.name, WORK_META: offer.claim.work})
+            node.meta.update({SITE_META: site_of(problem.place), WORK_META: offer.claim.work})
 
     def _finish(self, problem: ProductProblem, y: Node, claim: Claim, rw: Rewriter) -> Node:
         """Emit the epilogue ops and the quantize that the kernel does not cover, as ATen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ LINES = 24
 COLUMNS = 80
 _MOST_ACTIONS = 5
 _INDENT = "   "
+_LEAST_ERROR = 0.01
 
 
 def first_screen(report: Report) -> Iterator[Text]:
@@ -42,13 +44,37 @@ def why_none(report: Report) -> str:
     return "the model is not quantized, or its quantization was not recognized"
 
 
+def worst_check(report: Report) -> Checked | None:
+    """Return the check of the values of the whole model that came closest to its bound.
+
+    The graph is checked, and then the code that was compiled from it. Code that fails is not used,
+    which is a warning: then the check of the graph is that of what runs.
+    """
+    graph = [check for check in report.checks if check.what == "model"]
+    code = [check for check in report.checks if check.what == "compiled" and check.passed]
+    return max((*graph, *code), key=_share, default=None)
+
+
+def _share(check: Checked) -> float:
+    if not check.passed:
+        return math.inf
+    return check.error / check.allowed if check.allowed else 0.0
+
+
 def check_text(check: Checked) -> str:
     """Return the outcome of a value check, with its error in rounding errors of the source."""
     text = "passed" if check.passed else f"FAILED: {check.note}"
     if not check.allowed:
         return f"{text} (the same bits)" if check.passed else text
     limit = f"up to {check.allowed:.2g} x passes"
-    return f"{text} (error: {check.error:.2g} x the source's own rounding error; {limit})"
+    return f"{text} (error: {_times(check.error)} x the source's own rounding error; {limit})"
+
+
+def _times(error: float) -> str:
+    # More digits say nothing, and do not fit the line.
+    if 0 < error < _LEAST_ERROR:
+        return f"<{_LEAST_ERROR}"
+    return f"{error:.2g}" if error >= 10 * _LEAST_ERROR else f"{error:.1g}"
 
 
 def line_text(place: Place) -> str:
@@ -63,9 +89,9 @@ def line_text(place: Place) -> str:
 
 def _lines(report: Report) -> Iterator[tuple[str, str]]:
     yield _verdict(report), "bold"
-    for check in report.checks:
-        if check.what == "model":
-            yield f"values: {check_text(check)}", "" if check.passed else "bold red"
+    check = worst_check(report)
+    if check is not None:
+        yield f"values: {check_text(check)}", "" if check.passed else "bold red"
     actions = report.actions
     if actions:
         yield "", ""

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from qfuse.ir.events import NO_KERNELS, Lowered, Missed, Place
 from qfuse.report.footnotes import Footnotes
-from qfuse.report.screen import action_lines, check_text, first_screen, why_none
+from qfuse.report.screen import action_lines, check_text, first_screen, why_none, worst_check
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
@@ -64,9 +64,9 @@ def _summary(report: Report) -> Table:
     table.add_row("rules fired", fired or "none")
     if lowered:
         table.add_row("left as they are", f"{len(report.left)} quantize/dequantize")
-    for check in report.checks:
-        if check.what == "model":
-            table.add_row("values", check_text(check))
+    check = worst_check(report)
+    if check is not None:
+        table.add_row("values", check_text(check))
     return table
 
 

@@ -6,12 +6,14 @@ from tests.support.cases.convolution_regions import ConvolutionBoard
 from torch.fx import Node
 
 from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.events import EXPAND, Estimated, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
 from qfuse.kernels import KernelLibrary
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.lower.layout.assign import assign_channels_last
+from qfuse.lower.lower import lower
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
@@ -68,6 +70,23 @@ def test_a_chain_is_copied_only_where_it_begins_and_ends() -> None:
     assert copies(made) == [torch.channels_last, torch.contiguous_format]
     assert all(strides[1] == 1 for strides in strides_of(made))
     check(program, made, n=3)
+
+
+def test_events_before_and_after_name_the_same_op() -> None:
+    """Otherwise the report does not know that the convolutions run on kernels."""
+    board = ConvolutionBoard()
+    program = board.done(residual(board, board.image()))
+    names = {n.name for n in program.graph.find_nodes(op="call_function", target=ops.convolution)}
+    cost = CostModel(CostProfile.pinned())
+    made = lower(clone(program), Target.for_testing(), cost, all_kernels(BUILT))
+
+    lowered = [e for e in made.log.of(Lowered) if e.kernel != EXPAND]
+    assert {e.place.node for e in made.log.of(Estimated) if e.multiply_adds} == names
+    assert {e.place.node for e in lowered} == names
+    # As in a plan, which forces a kernel by the name of the op in the optimized graph.
+    forced = dict.fromkeys(names, EXPAND)
+    made = lower(clone(program), Target.for_testing(), cost, all_kernels(BUILT), forced=forced)
+    assert {e.kernel for e in made.log.of(Lowered)} == {EXPAND}
 
 
 def test_dynamic_sizes_stay_dynamic() -> None:

@@ -209,8 +209,17 @@ def op_name(node: Node) -> str:
     return str(node.target).removesuffix(".default") if node.op == "call_function" else node.op
 
 
+def site_of(node: Node) -> str:
+    """Return the name of the optimized node that ``node`` implements, or its own name."""
+    return str(node.meta.get(SITE_META, node.name))
+
+
 def place_of(node: Node) -> Place:
-    """Return the source location of ``node`` for messages."""
+    """Return the source location of ``node`` for messages.
+
+    A node that lowering made in place of another, such as a convolution in another memory format,
+    has the name of the optimized node, which is the one that the events before it have.
+    """
     source = str(node.meta.get(SOURCE_META, ""))
     module = str(node.meta.get(MODULE_META, ""))
-    return Place(node.name, op_name(node), source, module)
+    return Place(site_of(node), op_name(node), source, module)

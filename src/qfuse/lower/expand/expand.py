@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.errors import CheckError
 from qfuse.ir.graph.schema import overload_of
-from qfuse.ir.graph.stage_graph import SITE_META, place_of
+from qfuse.ir.graph.stage_graph import SITE_META, place_of, site_of
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.library import declaration_of
 from qfuse.ir.ops.views import results_of
@@ -66,7 +66,7 @@ class Expander:
 
         def edit(rw: Rewriter) -> None:
             made = self.expand(node, rw)
-            site = node.meta.get(SITE_META, node.name)
+            site = site_of(node)
             for new in rw.journal.made:
                 new.meta[SITE_META] = site
             if isinstance(made, Node):

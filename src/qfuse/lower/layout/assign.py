@@ -9,6 +9,7 @@ from torch.fx.node import map_arg
 
 from qfuse.cost import WorkRange, pointwise_work, size_range
 from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.stage_graph import SITE_META, site_of
 from qfuse.ir.memory_formats import channels_last_of, format_of
 from qfuse.ir.ops.views import result_of, tensor_of
 from qfuse.lower.layout.regions import Region, find_regions
@@ -67,6 +68,8 @@ class _Assignment:
     def _repeat(self, node: Node, leaving: list[Node], rw: Rewriter) -> None:
         shuffle = self._region.shuffles.get(node)
         made = self._again(node, rw) if shuffle is None else shuffle.emit(rw)
+        # Events about the node were logged before, and its kernel is selected after.
+        made.meta[SITE_META] = site_of(node)
         if leaving:
             stays = [user for user in node.users if user not in leaving]
             before = format_of(tensor_of(node))

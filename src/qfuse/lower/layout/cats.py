@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from qfuse.ir.events import Lowered
-from qfuse.ir.graph.stage_graph import SITE_META, place_of
+from qfuse.ir.graph.stage_graph import SITE_META, place_of, site_of
 from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
@@ -53,5 +53,5 @@ def _always(event: Lowered, *_: object) -> Lowered:
 def _join(node: Node, parts: tuple[Node, ...], rw: Rewriter) -> None:
     first, *others = parts
     joined = rw.call(torch.ops.qfuse.cat_channels.default, first, others)
-    joined.meta[SITE_META] = node.name
+    joined.meta[SITE_META] = site_of(node)
     rw.replace(node, joined)
