@@ -66,3 +66,44 @@ def test_the_deepest_frame_of_the_users() -> None:
     assert source_line(trace, UserFiles()) == "/m/block.py:7: h = self.fc("
     assert source_line('File "<eval_with_key>.1", line 3, in forward', UserFiles()) is None
     assert source_line(None, UserFiles()) is None
+
+
+def test_the_line_of_a_method_that_forward_calls() -> None:
+    class Steps(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.block(x + 1)
+
+        def block(self, x: torch.Tensor) -> torch.Tensor:
+            return self.rounded(x) * 2
+
+        def rounded(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.floor(x)
+
+    program = captured(Steps().eval(), torch.randn(2, 3))
+    lines = {
+        place_of(node).op: place_of(node).source.split(": ", maxsplit=1)[1]
+        for node in program.graph.nodes
+        if node.op == "call_function"
+    }
+
+    assert lines == {
+        "aten.add.Tensor": "return self.block(x + 1)",
+        "aten.floor": "return torch.floor(x)",
+        "aten.mul.Tensor": "return self.rounded(x) * 2",
+    }
+
+
+def test_own_files_come_before_libraries_within_the_innermost_layer() -> None:
+    packages = Path(torch.__file__).parents[1]
+
+    def trace(*frames: tuple[str, str]) -> str | None:
+        lines = (f'File "{file}", line 3, in {name}\n  in {file}' for file, name in frames)
+        found = source_line("\n".join(lines), UserFiles())
+        return found and Path(found.partition(":")[0]).name
+
+    mine, library, tools = "/m/model.py", f"{packages}/timm/vit.py", f"{packages}/einops/ops.py"
+
+    assert trace((mine, "forward"), (tools, "rearrange")) == "model.py"
+    assert trace((mine, "forward"), (library, "forward"), (library, "scaled")) == "vit.py"
+    assert trace((library, "forward"), ("/m/attention.py", "attend")) == "attention.py"
+    assert trace((library, "forward"), (tools, "rearrange")) == "ops.py"

@@ -72,6 +72,32 @@ def test_it_fits_24_lines_of_80_columns() -> None:
     assert "7 more with --verbose" in "\n".join(lines)
 
 
+def test_the_place_and_the_module_survive_and_a_reason_takes_two_lines() -> None:
+    module = "encoder.layer.1.intermediate.dense"
+    code = "hidden_states = self.dense(hidden_states) + input_tensor"
+    at = Place("linear", "aten.linear", f"/src/modeling_bert.py:335: {code}", module)
+    deep = Place("deep", "aten.linear", at.source, f"model.{'blocks.7.' * 12}dense")
+    reason = "the weight's scales run along the input features, one each, and" * 2
+    events: list[Event] = []
+    for place_, why in ((at, reason), (deep, "short")):
+        events += [
+            Missed("optimize", "fuse-linear", MissCode.NOT_QUANTIZED, why, place_, place_),
+            Estimated("lower", place_, 100, 1e-4, 1e-5),
+        ]
+
+    assert_expected_inline(
+        "\n".join(Report(tuple(events), FACTS).text().splitlines()[2:9]),
+        """\
+
+To do, by what it costs here per call:
+1. 90 us  fuse-linear: the weight's scales run along the input features, one
+     each, andthe weight's scales run along the input features, one each, and
+   modeling_bert.py:335: hidden_states...  [encoder.layer.1.intermediate.dense]
+2. 90 us  fuse-linear: short
+   modeling_bert.py:335  [...blocks.7.blocks.7.blocks.7.blocks.7.blocks.7.dense]""",
+    )
+
+
 def test_the_most_expensive_comes_first_and_equal_reasons_once() -> None:
     twice = [e for name in ("ab", "cd") for e in product(name, 300)]
     same = [

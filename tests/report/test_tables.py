@@ -88,15 +88,39 @@ fuse-bias: expected aten.round, found aten.floor
     )
 
 
-def test_a_pattern_is_cut_around_what_it_points_to() -> None:
+def test_a_pattern_of_two_rows() -> None:
     assert_expected_inline(
         patterns(60, unmatched("quantize-chain", "a", f"{TEXT}\n{' ' * TEXT.index('low')}^^^")),
         """\
 The part of a pattern that did not match
 quantize-chain: expected aten.round, found aten.floor
-  * inverse)}) + zero_point)?, low, high) | round(clamp(x))}
-                               ^^^""",
+  cast to 8 bits({clamp((round({(x / scale) | (x *
+  inverse)}) + zero_point)?, low, high) | round(clamp(x))})
+                             ^^^""",
     )
+
+
+def test_a_long_pattern_takes_rows_and_its_carets_stay_under_it() -> None:
+    part = TEXT[TEXT.index("round(") : TEXT.index(", low")]
+    carets = " " * TEXT.index(part) + "^" * len(part)
+    longer = f"{'prefix(x) | ' * 9}{TEXT}\n{' ' * 108}{carets}"
+
+    assert_expected_inline(patterns(60, unmatched("a", "a", f"{TEXT}\n{carets}")), """\
+The part of a pattern that did not match
+a: expected aten.round, found aten.floor
+  cast to 8 bits({clamp((round({(x / scale) | (x *
+                         ^^^^^^^^^^^^^^^^^^^^^^^^^^
+  inverse)}) + zero_point)?, low, high) | round(clamp(x))})
+  ^^^^^^^^^^^^^^^^^^^^^^^^^""")
+    assert_expected_inline(patterns(60, unmatched("a", "a", longer)), """\
+The part of a pattern that did not match
+a: expected aten.round, found aten.floor
+  ...| prefix(x) | prefix(x) | prefix(x) | prefix(x) |
+  prefix(x) | cast to 8 bits({clamp((round({(x / scale) |
+                                     ^^^^^^^^^^^^^^^^^^^^^
+  (x * inverse)}) + zero_point)?, low, high) |
+  ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  round(clamp(x))})""")
 
 
 def test_without_patterns_the_table_is_all() -> None:
@@ -123,4 +147,4 @@ def test_the_error_is_told_in_rounding_errors_of_the_source() -> None:
     check = Checked("check", "model", True, Exactness.ROUNDING, 0.12, 8.0)
     text = Report((check,), FACTS).text(verbose=True)
 
-    assert "passed (error: 0.12 x the source's own rounding error; up to 8 x passes)" in text
+    assert "passed (error: 0.12 x the source's rounding error; up to 8 x passes)" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from traceback import StackSummary
 from typing import Any, cast
 
 import torch
@@ -32,6 +33,7 @@ def export(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
+    owns: Callable[[str], bool],
     *,
     strict: bool = False,
 ) -> ExportedProgram:
@@ -42,13 +44,39 @@ def export(
         args: Positional arguments of the example call.
         kwargs: Keyword arguments of the example call.
         dynamic_shapes: In the format of ``torch.export.export``.
+        owns: Whether a file is the user's: the nodes keep their frames in such files.
         strict: Trace the bytecode of ``forward``, which recognizes a buffer that a plain object
             holds too.
     """
-    with _quiet(), _without_empty_buffers(model):
+    with _quiet(), _without_empty_buffers(model), _with_user_frames(owns):
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
+
+
+@contextmanager
+def _with_user_frames(owns: Callable[[str], bool]) -> Iterator[None]:
+    """Keep the user's frames inside ``forward`` in the stack traces of nodes for a while.
+
+    torch.export keeps only functions named ``forward``, so a line of a method that ``forward``
+    calls would be reported as the line of the call.
+    """
+    from torch.fx.experimental.proxy_tensor import _ModuleStackTracer  # noqa: PLC0415
+
+    def kept(tracer: Any, frames: StackSummary) -> StackSummary:
+        names = [frame.name for frame in frames]
+        inner = frames[names.index("forward") :] if "forward" in names else []
+        return StackSummary.from_list(
+            [frame for frame in inner if frame.name == "forward" or owns(frame.filename)]
+        )
+
+    _ModuleStackTracer._filter_traceback_frames = kept
+    try:
+        yield
+    finally:
+        # Deleted, and not set to what it was: another thread may have begun or ended meanwhile.
+        if "_filter_traceback_frames" in vars(_ModuleStackTracer):
+            del _ModuleStackTracer._filter_traceback_frames
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def _export(
 ) -> ExportedProgram:
     try:
         with untouched(model), _warnings_to(log):
-            return export(model, *call, dynamic_shapes, strict=strict)
+            return export(model, *call, dynamic_shapes, UserFiles().owns, strict=strict)
     except trace_errors() as error:
         empty = [value for value in flatten(call)[0] if _is_empty(value)]
         if empty:

@@ -39,10 +39,14 @@ class UserFiles:
 
     def _is_foreign(self, path: Path) -> bool:
         # site-packages may be below the standard library, and packages may contain models.
-        packages = {"site-packages", "dist-packages"}
-        if path.is_relative_to(self._standard) and not packages & set(path.parts):
+        if path.is_relative_to(self._standard) and not is_installed(str(path)):
             return True
         return any(path.is_relative_to(root) for root in self._foreign)
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a file is part of an installed package, such as a library of models."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(name).parts)
 
 
 def annotate(module: GraphModule) -> None:
@@ -77,14 +81,26 @@ def _inherit(node: Node, others: list[Node]) -> None:
 
 
 def source_line(trace: str | None, files: UserFiles) -> str | None:
-    """Return ``file:line: code`` of the deepest user frame, or ``None``."""
+    """Return ``file:line: code`` of the user's line in the innermost module, or ``None``.
+
+    That is the innermost frame of the user's own files from the innermost ``forward`` on, or else
+    of a library of models: a helper of a library is not where the user would change something,
+    but a layer of a library that the user's model only calls is.
+    """
     lines = (trace or "").splitlines()
-    for index in reversed(range(len(lines))):
-        frame = _FRAME.match(lines[index])
+    frames: list[tuple[str, str, str, str]] = []
+    for index, line in enumerate(lines):
+        frame = _FRAME.match(line)
         if frame is not None and files.owns(frame["file"]):
             code = lines[index + 1].strip() if index + 1 < len(lines) else ""
-            return f"{frame['file']}:{frame['line']}: {code}"
-    return None
+            frames.append((frame["file"], frame["line"], frame["function"], code))
+    forward = max((i for i, frame in enumerate(frames) if frame[2] == "forward"), default=0)
+    inner = frames[forward:]
+    own = [frame for frame in inner if not is_installed(frame[0])]
+    if not inner:
+        return None
+    file, number, _, code = (own or inner)[-1]
+    return f"{file}:{number}: {code}"
 
 
 def _module_path(meta: dict[str, Any]) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -17,16 +19,50 @@ if TYPE_CHECKING:
     from qfuse.report.report import Report
 
 LINES = 24
+"""Lines of a terminal; the prompt takes the last one."""
+
 COLUMNS = 80
 _MOST_ACTIONS = 5
 _INDENT = "   "
 _LEAST_ERROR = 0.01
+_LEAST_CODE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the first screen.
+
+    Attributes:
+        text: What is cut, or takes a second line, if it is too long.
+        style: As of ``rich``.
+        tail: An end that is never cut.
+    """
+
+    text: str
+    style: str = ""
+    tail: str = ""
+
+    def parts(self, rows: int) -> list[str]:
+        """Return the line in at most so many lines of 80 columns."""
+        whole = self.text + self.tail
+        if len(whole) <= COLUMNS or rows == 1:
+            return [cut(self.text, COLUMNS - len(self.tail)) + self.tail]
+        first = textwrap.wrap(self.text, COLUMNS)[0] if self.text.strip() else ""
+        rest = f"{_INDENT}  {self.text[len(first) :].strip()}"
+        return [first, *Line(rest, tail=self.tail).parts(1)]
 
 
 def first_screen(report: Report) -> Iterator[Text]:
-    """Yield at most 24 lines of at most 80 columns, most important first."""
-    for line, style in _lines(report):
-        yield Text(cut(line), style)
+    """Yield at most 23 lines of at most 80 columns, most important first.
+
+    A sentence that is too long takes a second line while there is room, the first ones first.
+    """
+    lines = list(_lines(report))
+    room = LINES - 1 - len(lines)
+    for line in lines:
+        parts = line.parts(2 if room > 0 else 1)
+        room -= len(parts) - 1
+        yield from (Text(part, line.style) for part in parts)
 
 
 def cut(line: str, width: int = COLUMNS) -> str:
@@ -67,7 +103,7 @@ def check_text(check: Checked) -> str:
     if not check.allowed:
         return f"{text} (the same bits)" if check.passed else text
     limit = f"up to {check.allowed:.2g} x passes"
-    return f"{text} (error: {_times(check.error)} x the source's own rounding error; {limit})"
+    return f"{text} (error: {_times(check.error)} x the source's rounding error; {limit})"
 
 
 def _times(error: float) -> str:
@@ -77,49 +113,57 @@ def _times(error: float) -> str:
     return f"{error:.2g}" if error >= 10 * _LEAST_ERROR else f"{error:.1g}"
 
 
-def line_text(place: Place) -> str:
-    """Return the user's line with the name of its file, and the module."""
-    line = place.source
-    if line:
-        path, colon, rest = line.partition(":")
-        line = f"{PurePath(path).name}{colon}{rest}"
-    module = f"[{place.module}]" if place.module else ""
-    return "  ".join(filter(None, (line, module))) or f"%{place.node} ({place.op})"
+def line_text(place: Place, width: int | None = None) -> str:
+    """Return the user's line with the name of its file, and the module.
+
+    Args:
+        place: The place.
+        width: If the text is wider, the code is cut: the module is what tells layers apart.
+    """
+    module = f"  [{place.module}]" if place.module else ""
+    if not place.source:
+        return module.strip() or f"%{place.node} ({place.op})"
+    path, _, rest = place.source.partition(":")
+    number, _, code = rest.partition(": ")
+    line = f"{PurePath(path).name}:{number}"
+    code = f": {code}" if code else ""
+    if width is None or len(line + code + module) <= width:
+        return line + code + module
+    room = width - len(line + module)
+    code = cut(code, room) if room > _LEAST_CODE else ""
+    # Of a module that is too long itself, the end differs between layers.
+    cut_off = len(line + code + module) - width
+    return line + code + (module if cut_off <= 0 else f"  [...{module[cut_off + 6 :]}")
 
 
-def _lines(report: Report) -> Iterator[tuple[str, str]]:
-    yield _verdict(report), "bold"
+def _lines(report: Report) -> Iterator[Line]:
+    yield Line(_verdict(report), "bold")
     check = worst_check(report)
     if check is not None:
-        yield f"values: {check_text(check)}", "" if check.passed else "bold red"
+        yield Line(f"values: {check_text(check)}", "" if check.passed else "bold red")
     actions = report.actions
     if actions:
-        yield "", ""
+        yield Line("")
         shown = actions[:_MOST_ACTIONS]
         rest = len(actions) - len(shown)
         more = f" ({rest} more with --verbose)" if rest else ""
-        yield f"To do, by what it costs here per call{more}:", "bold"
+        yield Line(f"To do, by what it costs here per call{more}:", "bold")
         for number, action in enumerate(shown, start=1):
             yield from action_lines(number, action)
-    yield from ((line, "dim") for line in _more(report))
+    yield from (Line(line, "dim") for line in _more(report))
 
 
-def action_lines(
-    number: int, action: Action, width: int | None = COLUMNS
-) -> Iterator[tuple[str, str]]:
+def action_lines(number: int, action: Action, width: int | None = COLUMNS) -> Iterator[Line]:
     """Yield the three lines of an action: what it costs and why, where, what to do."""
     cost = "" if action.seconds is None else f"{seconds_text(action.seconds)}  "
     count = len(action.places)
     times = f" ({count} places)" if count > 1 else ""
-    head, reason = f"{number}. {cost}", f"{action.tried}: {action.reason}"
-    # The number of places is more than the end of a long reason.
-    if width is not None:
-        reason = cut(reason, width - len(head) - len(times))
-    yield head + reason + times, ""
+    yield Line(f"{number}. {cost}{action.tried}: {action.reason}", tail=times)
     if action.places:
-        yield f"{_INDENT}{line_text(action.places[0])}", "cyan"
+        room = None if width is None else width - len(_INDENT)
+        yield Line(f"{_INDENT}{line_text(action.places[0], room)}", "cyan")
     if action.advice is not None:
-        yield f"{_INDENT}do: {action.advice.do}", "green"
+        yield Line(f"{_INDENT}do: {action.advice.do}", "green")
 
 
 def _verdict(report: Report) -> str:

@@ -14,13 +14,22 @@ from rich.text import Text
 
 from qfuse.ir.events import NO_KERNELS, Lowered, Missed, Place
 from qfuse.report.footnotes import Footnotes
-from qfuse.report.screen import action_lines, check_text, first_screen, why_none, worst_check
+from qfuse.report.screen import (
+    action_lines,
+    check_text,
+    first_screen,
+    line_text,
+    why_none,
+    worst_check,
+)
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
 
 _MOST_ROWS = 40
 _INDENT = "  "
+_DOTS = "..."
+_MOST_PATTERN_ROWS = 3
 
 
 def render_verbose(report: Report) -> Iterator[Any]:
@@ -40,10 +49,10 @@ def _actions(report: Report) -> Iterator[Text]:
         return
     yield Text("All things to do", "bold")
     for number, action in enumerate(report.actions, start=1):
-        for line, style in action_lines(number, action, width=None):
-            yield Text(line, style)
+        for line in action_lines(number, action, width=None):
+            yield Text(line.text + line.tail, line.style)
         for place in action.places[1:]:
-            yield Text(f"{_INDENT} also: {place.source or place}", "cyan")
+            yield Text(f"{_INDENT} also: {line_text(place)}", "cyan")
         if action.advice is not None:
             yield Text(f"{_INDENT} see {action.advice.link}", "dim")
     yield Text()
@@ -136,20 +145,36 @@ def _misses(report: Report) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """The pattern of a miss with carets under the part that failed, cut to the width."""
+    """The pattern of a miss with carets under the part that failed, in rows of the width."""
 
     miss: Missed
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console
         width = options.max_width - len(_INDENT)
-        text, carets = self.miss.pattern.split("\n")
-        start = len(carets) - len(carets.lstrip())
-        # Centered on the part that failed, but not beyond either end.
-        left = max(0, min(start - width // 2, len(text) - width))
         yield Text(f"{self.miss.rule}: {self.miss.reason}")
-        yield Text(_INDENT + text[left : left + width])
-        yield Text(_INDENT + carets[left : left + width], "red")
+        for text, carets in _rows(*self.miss.pattern.split("\n"), width):
+            yield Text(_INDENT + text)
+            if carets.strip():
+                yield Text(_INDENT + carets, "red")
+
+
+def _rows(text: str, carets: str, width: int) -> Iterator[tuple[str, str]]:
+    """Yield the pattern in rows, each with its carets: at most three, around the first caret."""
+    start = len(carets) - len(carets.lstrip())
+    carets = carets.ljust(len(text))
+    if len(text) > _MOST_PATTERN_ROWS * width:
+        # From shortly before the carets, and not beyond the end.
+        length = _MOST_PATTERN_ROWS * width - 2 * len(_DOTS)
+        left = max(0, min(start - width // 2, len(text) - length))
+        before, after = _DOTS * (left > 0), _DOTS * (left + length < len(text))
+        text = before + text[left : left + length] + after
+        carets = " " * len(before) + carets[left : left + length] + " " * len(after)
+    while text:
+        # A row ends with a word, where that leaves it more than half of the width.
+        end = width if len(text) <= width else text.rfind(" ", width // 2, width) + 1 or width
+        yield text[:end].rstrip(), carets[:end].rstrip()
+        text, carets = text[end:], carets[end:]
 
 
 def _trouble(report: Report) -> Iterator[Any]:
