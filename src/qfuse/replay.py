@@ -34,8 +34,8 @@ def replay_plan(
     _check_backends(wanted, pipeline)
     notes = [*check_versions(wanted), *_machine_notes(wanted, pipeline)]
     off = recorded_off(wanted)
-    cost = replace(pipeline.cost, profile=wanted.profile)
-    pipeline = replace(pipeline, cost=cost, banned=off, wishes=planned_wishes(wanted))
+    cost, wishes = replace(pipeline.cost, profile=wanted.profile), planned_wishes(wanted)
+    pipeline = replace(pipeline, cost=cost, banned=off, wishes=wishes)
     plan = pipeline.plan(captured, inputs)
     assert plan.data is not None, "the pipeline records its decisions"
     edits = find_edits(wanted, plan.data, plan.lowered.log)

@@ -70,11 +70,12 @@ def test_tables_have_80_columns(full: bool) -> None:
     names = [c.name for c in (*demo._first(job(full=full)), *demo._rest(job(full=full)))]
     found = findings(*(entry(name, 1234.5 + i) for i, name in enumerate(names)))
     # Wide enough not to fold: what is printed is as wide as the table wants to be.
-    console = Console(file=StringIO(), width=200)
+    output = StringIO()
+    console = Console(file=output, width=200)
     console.print(demo._times(found, job(full=full)))
     console.print(demo._answers(found))
 
-    lines = console.file.getvalue().splitlines()
+    lines = output.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert sum("qfuse" in line for line in lines) >= 2
 

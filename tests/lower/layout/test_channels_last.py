@@ -14,6 +14,7 @@ from qfuse.kernels import KernelLibrary
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.lower import lower
+from qfuse.lower.measure.wishes import Wishes
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
@@ -85,7 +86,8 @@ def test_events_before_and_after_name_the_same_op() -> None:
     assert {e.place.node for e in lowered} == names
     # As in a plan, which forces a kernel by the name of the op in the optimized graph.
     forced = dict.fromkeys(names, EXPAND)
-    made = lower(clone(program), Target.for_testing(), cost, all_kernels(BUILT), forced=forced)
+    wishes = Wishes(forced)
+    made = lower(clone(program), Target.for_testing(), cost, all_kernels(BUILT), wishes=wishes)
     assert {e.kernel for e in made.log.of(Lowered)} == {EXPAND}
 
 
