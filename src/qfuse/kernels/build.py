@@ -47,14 +47,9 @@ _SANITIZED_BUILD_SECONDS = 2400  # instrumentation makes compilation many times 
 # No contraction to fused multiply-add, so that all instruction sets are bit-identical. No -march:
 # the library runs on every machine of this architecture and dispatches at run time.
 _FLAGS = (
-    "-std=c++20",
-    "-O2",
-    "-fPIC",
-    "-fopenmp",
-    "-ffp-contract=off",
-    "-Wno-psabi",
+    "-std=c++20", "-O2", "-fPIC", "-fopenmp", "-ffp-contract=off", "-Wno-psabi",
     "-fvisibility=hidden",
-)
+)  # fmt: skip
 # Files with plain loops over memory; elsewhere -O3 only makes compilation slower.
 _PLAIN_LOOPS = {
     "convolution/convolution_depthwise.cpp": ("-O3",),
