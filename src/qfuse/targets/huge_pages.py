@@ -41,8 +41,8 @@ class HugePages:
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy in huge pages, with a storage of its own.
 
-        Returns the tensor itself if it is small, is not a contiguous tensor of the CPU, or if there
-        are no huge pages.
+        Returns the tensor itself if it is small or not a contiguous tensor of the CPU, and where
+        the system has no such pages.
         """
         amount = tensor.nbytes
         if not self._allowed or amount < _LEAST_BYTES or not _is_plain(tensor):

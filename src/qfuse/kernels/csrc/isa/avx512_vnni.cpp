@@ -1,6 +1,7 @@
 // AVX512 with `vpdpbusd`: tiles of up to 6 rows by 64 columns, whose 24 sums stay in registers over
-// all of K. B is read from the nearest cache that holds one block (K * 64 bytes). What needs no dot
-// products of bytes is that of avx512.cpp.
+// all of K. B is read from the nearest cache that holds one block (K * 64 bytes), in order and
+// without prefetches: with so few instructions per line, those of the processor are better. What
+// needs no dot products of bytes is that of avx512.cpp.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -28,7 +29,6 @@ void multiply_tile(const qfuse::Tile& t, int32_t* sums) {
     __m512i column[Vectors];
     Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
       column[I] = _mm512_loadu_si512(b + 64 * I);
-      if constexpr (Rows <= 2) _mm_prefetch(b + kAhead + 64 * I, _MM_HINT_T0);
     });
     Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
       int word;

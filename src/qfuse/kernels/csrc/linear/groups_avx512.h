@@ -9,6 +9,9 @@
 namespace {
 
 constexpr int kGroupRows = 6;
+// Groups of four k from which on one or two rows leave prefetching to the processor. What is done at
+// the end of shorter ones, and for more rows, hides the stream from it.
+constexpr int64_t kLongGroup = 16;
 
 // sum += dot products of four u8 of a with four s8 of b; GCC's intrinsic would copy registers.
 QFUSE_INLINE void group_dot(Words& sum, __m512i a, __m512i b) {
@@ -67,6 +70,7 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
   const uint8_t* a = t.a;
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
+  const int64_t ahead = Rows <= 2 && t.depth >= kLongGroup ? 0 : kAhead;
   for (int64_t group = 0; group < g.count; ++group) {
     Words total[kTotals];
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
@@ -75,7 +79,7 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
     for (int64_t k = 0; k < t.depth; k += kStep) {
       if constexpr (Rows <= qfuse::kStreamRows) {
         Unrolled<kColumnVectors>::run(
-            [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + kAhead + 64 * V, _MM_HINT_T0); });
+            [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + ahead + 64 * V, _MM_HINT_T0); });
       }
       if constexpr (Codes) {
         multiply_codes<Rows>(a, t.lda, b, total);
