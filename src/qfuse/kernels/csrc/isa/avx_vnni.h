@@ -39,10 +39,11 @@ QFUSE_INLINE void copy_row(const uint8_t* from, int64_t groups, uint32_t flip, u
 }
 
 // Adds the products of some groups to sums, or overwrites them unless there is `more` in them. The
-// first columns of the first rows of a slice are read from memory.
+// first rows of a tile also fetch the part of the next slice that `next` points to.
 template <int Rows, int Vectors, bool First>
 __attribute__((noinline)) void multiply_tile(const uint8_t* a, const int8_t* b, int64_t groups,
-                                             bool more, int32_t* sums) {
+                                             const int8_t* next, bool more, int32_t* sums) {
+  constexpr int kLines = Vectors / 2;  // of 64 bytes
   Words total[Rows * Vectors];
   const auto at = [&](int i) QFUSE_LAMBDA {
     return sums + i / Vectors * qfuse::kBlock + i % Vectors * kLanes;
@@ -51,16 +52,23 @@ __attribute__((noinline)) void multiply_tile(const uint8_t* a, const int8_t* b, 
       [&]<int I>() QFUSE_LAMBDA { total[I] = more ? load<Words>(at(I), kLanes) : Words{}; });
   for (int64_t g = 0; g < groups; ++g) {
     if constexpr (First) {
-      Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA { _mm_prefetch(b + kAhead + 64 * I, _MM_HINT_T0); });
+      Unrolled<kLines>::run(
+          [&]<int I>() QFUSE_LAMBDA { _mm_prefetch(next + 64 * I, _MM_HINT_T0); });
+      next += 64 * kLines;
     }
-    Words w[Vectors];
-    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
-      __builtin_memcpy(&w[V], b + 4 * kLanes * V, sizeof(w[V]));
-    });
-    Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
-      const Words x = broadcast_word(a + R * kLd);
-      Unrolled<Vectors>::run(
-          [&]<int V>() QFUSE_LAMBDA { dot(total[R * Vectors + V], x, w[V]); });
+    // All at once only if there are registers for them.
+    constexpr int kAtOnce = Rows == 1 ? 1 : Vectors;
+    Unrolled<Vectors / kAtOnce>::run([&]<int J>() QFUSE_LAMBDA {
+      Words w[kAtOnce];
+      Unrolled<kAtOnce>::run([&]<int V>() QFUSE_LAMBDA {
+        __builtin_memcpy(&w[V], b + 4 * kLanes * (J * kAtOnce + V), sizeof(w[V]));
+      });
+      Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+        const Words x = broadcast_word(a + R * kLd);
+        Unrolled<kAtOnce>::run([&]<int V>() QFUSE_LAMBDA {
+          dot(total[R * Vectors + J * kAtOnce + V], x, w[V]);
+        });
+      });
     });
     a += qfuse::kGroup;
     b += qfuse::kBlock * qfuse::kGroup;
@@ -69,16 +77,13 @@ __attribute__((noinline)) void multiply_tile(const uint8_t* a, const int8_t* b, 
 }
 
 // All columns of some rows, Vectors at a time.
-template <int Rows, int Vectors>
+template <int Rows, int Vectors, bool First>
 void multiply_columns(const uint8_t* a, const int8_t* b, int64_t groups, int64_t columns, bool more,
-                      bool first, int32_t* sums) {
-  if (first) {
-    multiply_tile<Rows, Vectors, true>(a, b, groups, more, sums);
-  } else {
-    multiply_tile<Rows, Vectors, false>(a, b, groups, more, sums);
-  }
-  for (int64_t c = Vectors * kLanes; c < columns; c += Vectors * kLanes) {
-    multiply_tile<Rows, Vectors, false>(a, b + c * qfuse::kGroup, groups, more, sums + c);
+                      int32_t* sums) {
+  const int8_t* next = b + kSlice * qfuse::kBlock * qfuse::kGroup;
+  for (int64_t c = 0; c < columns; c += Vectors * kLanes) {
+    multiply_tile<Rows, Vectors, First>(a, b + c * qfuse::kGroup, groups,
+                                        next + c * qfuse::kGroup * kSlice, more, sums + c);
   }
 }
 
@@ -88,8 +93,9 @@ void multiply_rows(int64_t rows, const uint8_t* a, const int8_t* b, int64_t grou
   if constexpr (Rows > 1) {
     if (rows < Rows) return multiply_rows<Rows - 1>(rows, a, b, groups, columns, more, first, sums);
   }
-  constexpr int kWide = Rows <= 2 ? 4 : kVectors;
-  multiply_columns<Rows, kWide>(a, b, groups, columns, more, first, sums);
+  constexpr int kWide = Rows == 1 ? 8 : Rows == 2 ? 4 : kVectors;
+  if (first) return multiply_columns<Rows, kWide, true>(a, b, groups, columns, more, sums);
+  multiply_columns<Rows, kWide, false>(a, b, groups, columns, more, sums);
 }
 
 void multiply(const qfuse::Tile& t, int32_t* sums) {
