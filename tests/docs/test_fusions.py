@@ -17,7 +17,8 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.lower import lower
+from qfuse.lower import Wishes, lower
+from qfuse.lower.floats.policy import QUANTIZED
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
@@ -247,7 +248,9 @@ def symmetric(spec: QuantSpec) -> ChooseSpec:
 def kernel_of(program: NormalGraph, isa: str) -> str:
     """Return the kernel of the product on a pinned machine, or the reasons that there is none."""
     cost, registry = CostModel(CostProfile.pinned()), all_kernels(kernels.load())
-    low = lower(optimize(clone(program)), Target.for_testing(isa=isa), cost, registry)
+    # The page is about kernels, whatever is faster at these sizes.
+    target, wishes = Target.for_testing(isa=isa), Wishes(floats=QUANTIZED)
+    low = lower(optimize(clone(program)), target, cost, registry, None, wishes)
     events = [e for e in low.log.of(Lowered) if " x " in e.what]
     if not events:
         return "float: no fused op"

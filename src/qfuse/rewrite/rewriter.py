@@ -68,6 +68,20 @@ class GraphEditor:
         self._kept.append(tensor)
         return name
 
+    @contextmanager
+    def trial(self) -> Iterator[None]:
+        """Drop the constants that are added meanwhile; what uses them has to be undone in it."""
+        known = self._names, self._kept, self._counts
+        before = {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
+        self._names, self._kept, self._counts = dict(known[0]), list(known[1]), dict(known[2])
+        try:
+            yield
+        finally:
+            for name, _ in list(self.module.named_buffers(remove_duplicate=False)):
+                if name not in before:
+                    delattr(self.module, name)
+            self._names, self._kept, self._counts = known
+
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of a constant."""
         if self._fake_mode is None:

@@ -12,7 +12,8 @@ from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.kernels import KernelLibrary
-from qfuse.lower import lower
+from qfuse.lower import Wishes, lower
+from qfuse.lower.floats.policy import QUANTIZED
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.lower.select.kernel import Kernel
 from qfuse.optimize import optimize
@@ -35,6 +36,9 @@ def lowered_with(
 ) -> LoweredGraph:
     """Optimize and lower a copy of ``program`` with more kernels than those of the registry.
 
+    Kernels compete with each other only, as with ``prefer="memory"``: products of a few elements
+    are faster in float.
+
     Args:
         program: The graph.
         *kernels: New kernels.
@@ -43,7 +47,8 @@ def lowered_with(
     """
     registry = (*all_kernels(library), *kernels)
     cost = CostModel(CostProfile.pinned())
-    return lower(optimize(clone(program)), target or Target.for_testing(), cost, registry)
+    pinned = target or Target.for_testing()
+    return lower(optimize(clone(program)), pinned, cost, registry, None, Wishes(floats=QUANTIZED))
 
 
 def selected_kernel(program: LoweredGraph) -> str:

@@ -86,3 +86,23 @@ def test_an_entry_that_was_not_timed_is_no_time() -> None:
     some = next(iter(results().matches[0].entries.values()))
 
     assert replace(some, series=None).time is None
+
+
+def test_cells_that_lose_to_float_are_named() -> None:
+    found = results()
+    (match,) = found.matches
+    assert match.losses() == []
+    assert found.against_float == "none of 1 cells are slower than the float model"
+
+    good, bad = match.pairs
+    slow = replace(good, plain=good.ours, ours=replace(good.plain, name="qfuse f32"))
+    lost = replace(found, matches=(replace(match, pairs=(slow, bad)),))
+    (loss,) = lost.losses
+    assert str(loss) == f"toy, dynamic: qfuse f32 takes 4.00 of {good.ours.name}"
+    assert lost.against_float == "1 of 1 cells is slower than the float model"
+    assert lost.to_dict()["losses_to_float"] == [str(loss)]
+    # The float model without a compiler counts too.
+    eager = next(name for name in match.entries if "eager" in name)
+    entries = {**match.entries, eager: replace(good.ours, name=eager)}
+    same = replace(match, entries=entries, eager=eager, pairs=(replace(good, ours=good.plain),))
+    assert [str(one).rpartition(" of ")[2] for one in same.losses()] == [eager]

@@ -14,7 +14,8 @@ from qfuse.ir.dtypes import FLOAT8, FLOATS
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops import library as ops
-from qfuse.lower import lower
+from qfuse.lower import Wishes, lower
+from qfuse.lower.floats.policy import QUANTIZED
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
@@ -47,7 +48,8 @@ def quantized(b: GraphBuilder, x: Any, spec: Any) -> Any:
 
 def check(program: NormalGraph, kernel: str) -> None:
     registry, cost = all_kernels(kernels.load()), CostModel(CostProfile.pinned())
-    low = lower(optimize(clone(program)), Target.for_testing(), cost, registry)
+    wishes = Wishes(floats=QUANTIZED)
+    low = lower(optimize(clone(program)), Target.for_testing(), cost, registry, None, wishes)
     assert the_kernel(low) == kernel
     for new, old in pairs(program, low):
         assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None

@@ -15,7 +15,8 @@ from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Arithmetic, QuantSpec, ZeroPointDomain
-from qfuse.lower import lower
+from qfuse.lower import Wishes, lower
+from qfuse.lower.floats.policy import QUANTIZED
 from qfuse.lower.kernels.registry import all_kernels, linear_kernels
 from qfuse.lower.select.kernel import Kernel
 from qfuse.rewrite.budget import RewriteBudget
@@ -149,4 +150,6 @@ def lowered(
     if registry is not None:
         everything = (*registry, *everything[len(linear_kernels(library)) :])
     context = RewriteContext("lower", budget=RewriteBudget(banned=frozenset({banned})))
-    return lower(clone(program), Target.for_testing(), cost, everything, context)
+    # Kernels compete with each other only: products of a few elements are faster in float.
+    wishes = Wishes(floats=QUANTIZED)
+    return lower(clone(program), Target.for_testing(), cost, everything, context, wishes)

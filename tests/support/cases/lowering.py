@@ -13,7 +13,8 @@ from qfuse.ir.events import Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
-from qfuse.lower import lower
+from qfuse.lower import Wishes, lower
+from qfuse.lower.floats.policy import QUANTIZED
 from qfuse.lower.kernels.registry import linear_kernels
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
@@ -45,10 +46,14 @@ def lowered(
     library: kernels.KernelLibrary | None = None,
     target: Target | None = None,
 ) -> LoweredGraph:
-    """Optimize and lower a copy of ``program`` for a pinned target and cost profile."""
+    """Optimize and lower a copy of ``program`` for a pinned target and cost profile.
+
+    Kernels compete with each other only: products of a few elements are faster in float.
+    """
     registry = linear_kernels(kernels.load() if library is None else library)
     cost = CostModel(CostProfile.pinned())
-    return lower(optimize(clone(program)), target or Target.for_testing(), cost, registry)
+    pinned = target or Target.for_testing()
+    return lower(optimize(clone(program)), pinned, cost, registry, None, Wishes(floats=QUANTIZED))
 
 
 def the_kernel(program: LoweredGraph) -> str:

@@ -13,7 +13,8 @@ from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.quant.spec import QuantSpec
-from qfuse.lower import lower
+from qfuse.lower import Wishes, lower
+from qfuse.lower.floats.policy import QUANTIZED
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
@@ -119,4 +120,6 @@ def lowered_convolution(program: NormalGraph, isa: str = "avx2") -> LoweredGraph
     """Optimize and lower a copy of ``program`` for a pinned target and cost profile."""
     cost = CostModel(CostProfile.pinned())
     target = Target.for_testing(isa=isa)
-    return lower(optimize(clone(program)), target, cost, all_kernels(kernels.load()))
+    # Kernels compete with each other only: products of a few elements are faster in float.
+    wishes, registry = Wishes(floats=QUANTIZED), all_kernels(kernels.load())
+    return lower(optimize(clone(program)), target, cost, registry, None, wishes)

@@ -22,24 +22,22 @@ from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.select import Offer
 
-Values = dict[Node, Any]
-
 
 def kernel_run(problem: ProductProblem, offer: Offer, context: LoweringContext) -> Run:
     """Return a function that runs a kernel as it would be called in the graph.
 
     Its calls are added to the graph to see them, and removed again.
     """
-    rw = context.session.editor.rewriter("measure", problem.anchor)
-    offer.kernel.emit(problem, offer.claim, rw)
-    made = list(rw.journal.made)
-    known: Values = {}
-    steps = [node for node in made if node.op == "call_function" and not _is_operand(node)]
-    for node in dict.fromkeys(source for step in steps for source in step.all_input_nodes):
-        if node not in steps:
-            known[node] = _operand(node)
-    calls = [(node, node.target, node.args, dict(node.kwargs)) for node in steps]
-    rw.undo()
+    editor = context.session.editor
+    with editor.trial():
+        rw = editor.rewriter("measure", problem.anchor)
+        offer.kernel.emit(problem, offer.claim, rw)
+        made = [node for node in rw.journal.made if node.op == "call_function"]
+        steps = [node for node in made if not _is_operand(node)]
+        sources = dict.fromkeys(source for step in steps for source in step.all_input_nodes)
+        known = {node: _operand(node) for node in sources if node not in steps}
+        calls = [(node, node.target, node.args, dict(node.kwargs)) for node in steps]
+        rw.undo()
     return partial(_run_calls, calls, known)
 
 

@@ -14,7 +14,7 @@ from qfuse.analysis.placement.graph import LintGraph
 from qfuse.analysis.placement.operands import source_of
 from qfuse.analysis.products import Product
 from qfuse.ir.dtypes import bit_width
-from qfuse.ir.events import NO_KERNELS, Lowered
+from qfuse.ir.events import EXPAND, FLOAT, HOST, Lowered
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.matmul import FusedMatmul
@@ -44,7 +44,7 @@ class SmallLayer(LintCheck):
         readers = _readers(list(parts))
         for fused, merged in parts.items():
             event = graph.lowered_as(fused)
-            if event is None or event.kernel in NO_KERNELS or event.predicted is None:
+            if event is None or event.kernel in {EXPAND, HOST} or event.predicted is None:
                 continue
             # Its rival is the float product already.
             if isinstance(as_fused_product(fused), FusedMatmul):
@@ -73,11 +73,12 @@ class SmallLayer(LintCheck):
         name = op_name(merged[0].node).removeprefix("aten.")
         product = merged[0]
         k, n = math.prod(map(int, product.k)), math.prod(map(int, product.n))
+        where = "float on dequantized values" if event.kernel == FLOAT else event.kernel
         with_quantize = f" and {passes:.1f} us of quantizing" if passes else ""
         return self.finding(
             product.node,
             f"this {name} ({k} to {n} features) is predicted to take {kernel:.1f} us in "
-            f"{event.kernel}{with_quantize}, and {real:.1f} us in float",
+            f"{where}{with_quantize}, and {real:.1f} us in float",
             "leave this layer in float",
             kernel + passes - real,
             quantized_us=kernel + passes,
