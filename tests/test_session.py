@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import nn
 import qfuse
 from qfuse import kernels, session
 from qfuse.cost import CostProfile
-from qfuse.kernels import KernelLibrary
+from qfuse.kernels import KernelLibrary, find_kernel_compiler
+from qfuse.kernels.build import build
 from qfuse.targets import Target
 
 SECONDS = 0.6
@@ -57,6 +60,29 @@ def test_compiling_the_kernels_is_said_and_counted(monkeypatch: pytest.MonkeyPat
     assert "compiling the kernels (only once): 1 of 2 files" in steps
     assert report.facts.setup_seconds is not None
     assert report.facts.setup_seconds >= SECONDS
+
+
+@pytest.mark.own_kernels
+def test_the_compiler_of_kernels_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = find_kernel_compiler()
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    monkeypatch.setenv("QFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    for number in range(2):
+        (tmp_path / f"{number}.cpp").write_text(f"int answer{number}() {{ return {number}; }}")
+    steps: list[str] = []
+    with caplog.at_level(logging.WARNING):
+        build(compiler, sources=tmp_path, say=steps.append)
+    assert [step.rpartition(": ")[2] for step in steps] == ["1 of 2 files", "2 of 2 files"]
+    assert not caplog.messages
+
+    with caplog.at_level(logging.WARNING):
+        build(compiler, sources=tmp_path, rebuild=True)
+        build(compiler, sources=tmp_path)
+    (message,) = caplog.messages
+    assert message.startswith("compiling qfuse's kernels (only once): 2 files")
 
 
 def test_later_compilations_have_no_setup(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,23 +67,6 @@ def test_the_second_build_is_found(compiler: KernelCompiler, sources: Path) -> N
     assert sorted(p.suffix for p in first.parent.iterdir()) == ["", ".json", ".so"]
 
 
-def test_a_compilation_is_announced(
-    compiler: KernelCompiler, sources: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (sources / "more.cpp").write_text("int more() { return 2; }")
-    steps: list[str] = []
-    with caplog.at_level(logging.WARNING):
-        build(compiler, sources=sources, say=steps.append)
-    assert [step.rpartition(": ")[2] for step in steps] == ["1 of 2 files", "2 of 2 files"]
-    assert not caplog.messages
-
-    with caplog.at_level(logging.WARNING):
-        build(compiler, sources=sources, rebuild=True)
-        build(compiler, sources=sources)
-    (message,) = caplog.messages
-    assert message.startswith("compiling qfuse's kernels (only once): 2 files")
-
-
 def test_other_sources_are_another_entry(compiler: KernelCompiler, sources: Path) -> None:
     first, _ = build(compiler, sources=sources)
     (sources / "answer.cpp").write_text(SOURCE % 2)

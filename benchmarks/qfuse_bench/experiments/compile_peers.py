@@ -27,11 +27,11 @@ import qfuse
 from qfuse import zoo
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
-from qfuse.ir.errors import OptionsError
+from qfuse.ir.errors import BackendError, OptionsError
 from qfuse.zoo import recipes
 from qfuse_bench.harness import _torch_api
 from qfuse_bench.harness.machine import Setting
-from qfuse_bench.harness.process import Job, Worker
+from qfuse_bench.harness.process import Job, Worker, WorkerError
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import median
 from qfuse_bench.harness.worker import Inputs, Subject
@@ -178,8 +178,7 @@ def run_compile_peers(options: PeerOptions, console: Console) -> list[PeerRow]:
                         },
                         setting.threads,
                     )
-                    with Worker(job, example) as worker:
-                        found[contender].append(worker.facts)
+                    found[contender].append(_facts(job, example))
                     watch.advance()
             rows += rows_of(name, found)
             if options.page is not None:
@@ -195,6 +194,17 @@ def run_compile_peers(options: PeerOptions, console: Console) -> list[PeerRow]:
     for line in verdicts(rows):
         console.print(line, highlight=False)
     return rows
+
+
+def _facts(job: Job, example: Inputs) -> dict[str, Any]:
+    try:
+        with Worker(job, example) as worker:
+            return worker.facts
+    except WorkerError as error:
+        raise BackendError(
+            f"{job.arguments['contender']} does not compile {job.arguments['model']}: {error}",
+            fix="name the other models with --models; what was measured before is in the page",
+        ) from error
 
 
 def rows_of(model: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[PeerRow]:

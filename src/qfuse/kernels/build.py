@@ -1,8 +1,8 @@
 """Compiles the C++ kernels into a cache, once per torch version, sources and compiler.
 
-The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder. An entry is one
-folder per key (sources, torch, flags, C++ ABI, machine) with one library per compiler and its
-description. If the description or the checksum does not match, it is rebuilt with a log message.
+The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder: one folder per
+key (sources, torch, flags, C++ ABI, machine) with a library and its description per compiler. A
+library whose description or checksum does not match is rebuilt, and the reason is logged.
 
 A wheel may ship libraries in the same form, in the folder ``prebuilt`` beside this file (made by
 :func:`copy_library`, packed by ``hatch_build.py``). A matching one is taken before the cache.
@@ -210,8 +210,7 @@ def build(
     key = _key(sources)
     folder = kernel_cache() / key[:24]
     if not rebuild:
-        # First without the lock, because a prefilled cache may be read-only. A library that was
-        # shipped may be from any compiler.
+        # Without the lock: the cache may be read-only. A shipped library may be of any compiler.
         found = _cached(prebuilt / key[:24], key, None, level=logging.WARNING) or _cached(
             folder, key, compiler, level=logging.DEBUG
         )
