@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +44,7 @@ def test_a_wrong_argument_is_named(given: dict[str, Any], word: str) -> None:
         ({"cache": 1}, "'cache' must be a bool"),
         ({"own_kernels": "no"}, "'own_kernels' must be a bool"),
         ({"without": "merge-linears"}, "list of names"),
+        ({"threads": 0}, "threads must be a number from 1"),
     ],
     ids=str,
 )
@@ -129,3 +132,29 @@ def test_no_update_is_lost_among_threads(backend: str) -> None:
         list(pool.map(lambda _: fast(x), range(200)))
     (seen,) = fast.runner.written([x])
     assert int(seen) == 200
+
+
+def test_threads_are_those_of_the_model_and_of_its_plan() -> None:
+    before = torch.get_num_threads()
+    options = {**EAGER, "own_kernels": False, "threads": before + 2}
+
+    fast = qfuse.compile(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), options=options)
+
+    assert fast.threads == before + 2
+    assert fast.report.facts.target is not None
+    assert fast.report.facts.target.threads == before + 2
+    assert torch.get_num_threads() == before
+    again = pickle.loads(pickle.dumps(fast))
+    assert again.threads == before + 2
+    assert again.with_threads(None).threads is None
+
+
+def test_a_loaded_model_has_the_threads_that_it_is_given(tmp_path: Path) -> None:
+    options = {**EAGER, "own_kernels": False, "threads": 3}
+    fast = qfuse.compile(nn.Linear(4, 4).eval(), (torch.randn(2, 4),), options=options)
+    fast.save(tmp_path / "model.qfuse")
+
+    assert qfuse.load(tmp_path / "model.qfuse").threads is None
+    assert qfuse.load(tmp_path / "model.qfuse", threads=2).threads == 2
+    with pytest.raises(OptionsError, match="threads must be a number from 1"):
+        qfuse.load(tmp_path / "model.qfuse", threads=0)
