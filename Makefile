@@ -8,6 +8,7 @@
 #   WORKERS=2                 test processes
 #   ISA=avx2                  test as on a CPU with no more: portable, avx2, avx_vnni, avx512, avx512_vnni
 #   EXAMPLES=300              examples that `make fuzz` draws for each property
+#   ONLY=tests/property/...   the files that `make fuzz` draws for; all of them by default
 #   BASE=HEAD                 the revision that `make replay` compares with
 
 VENV          := .venv
@@ -16,6 +17,7 @@ EXTRAS        ?= zoo,docs,dev
 WORKERS       ?= 2
 ISA           ?=
 EXAMPLES      ?= 300
+ONLY          ?=
 BASE          ?= HEAD
 
 BIN   := $(VENV)/bin
@@ -96,7 +98,7 @@ asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
 	OMP_NUM_THREADS=2 sh tools/with-asan $(BIN)/python -m pytest --capture=sys tests/kernels
 
 fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=300 each: at most 10 minutes on 2 cores)
-	HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) -m property --timeout 0
+	HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(ONLY) -m property --timeout 0
 
 replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/replay.py $(BASE) $(ARGS)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import torch
 
+from qfuse.ir.events import Missed
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.lower.unfused import reason_to_stay
+from qfuse.lower.unfused import is_needed, reason_to_stay
 from qfuse.optimize import optimize
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor
@@ -79,3 +80,34 @@ def test_attention_does_not_quantize_its_weights() -> None:
         "matmul instead"
     )
     assert reasons(program, ops.dequantize) == [told] * 3
+
+
+def test_a_shift_of_integers_hides_no_reader() -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 4, 8)
+    q, scale, _ = block.stored(b.arg("x", torch.float32, 6, 8), per_tensor(2, torch.uint8))
+    wide = b.call(aten.sub.Tensor, b.call(aten._to_copy.default, q, dtype=torch.int32), 128)
+    narrow = b.call(aten._to_copy.default, wide, dtype=torch.int8)
+    real = b.call(ops.dequantize, narrow, scale, None, str(per_tensor(2)))
+    program = optimize(b.done(block.linear(real)))
+
+    told = reasons(program, ops.quantize)
+    assert told == ["it quantizes an input of the model; it feeds 1 quantized op"]
+    (quantize,) = (node for node in program.graph.nodes if node.target is ops.quantize)
+    assert is_needed(quantize)
+
+
+def test_a_bag_reads_rows() -> None:
+    b = GraphBuilder()
+    weight = QuantizedLinear(b, 100, 8).weight_node()
+    rows, at = b.arg("rows", torch.int64, 7), b.arg("at", torch.int64, 3)
+    bag = b.call(aten.embedding_bag.padding_idx, weight, rows, at, False, 0, False, None, False, -1)
+    program = optimize(b.done(b.item(bag, 0)))
+
+    told = (
+        "aten.embedding_bag.padding_idx sums these rows in floats; only the rows that it reads are "
+        "dequantized"
+    )
+    assert told in reasons(program, ops.dequantize)
+    # The rule does not report that it has nothing more to do.
+    assert not [miss for miss in program.log.of(Missed) if miss.rule == "sink-below-bag-lookup"]

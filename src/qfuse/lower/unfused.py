@@ -12,13 +12,24 @@ from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.library import output_of
-from qfuse.ir.ops.qdq import as_dequantize, as_quantize
-from qfuse.ir.ops.views import result_of
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize, as_quantize
+from qfuse.ir.ops.views import dtype_of, result_of
 
 # Users beyond this many do not make a reason clearer.
 _MOST_USERS = 64
 
 _ATTENTION = (aten.scaled_dot_product_attention.default,)
+_LOOKUPS = (aten.embedding.default,)
+_BAGS = (
+    aten.embedding_bag.default,
+    aten.embedding_bag.padding_idx,
+    aten._embedding_bag.default,
+)
+# Such as the shift of unsigned values to signed ones.
+_INTEGERS = (
+    *(aten._to_copy.default, aten.add.Tensor, aten.sub.Tensor),
+    *(aten.clamp.default, aten.bitwise_xor.Scalar),
+)
 
 
 def reason_to_stay(node: Node) -> str:
@@ -28,21 +39,27 @@ def reason_to_stay(node: Node) -> str:
         return _quantize_reason(node, quantize.x, constant_of(quantize.params.scale) is None)
     dequantize = as_dequantize(node)
     if dequantize is not None:
-        users = _users(node)
-        if constant_of(dequantize.q) is not None:
-            return (
-                f"{users} uses this weight and has no quantized kernel here: it "
-                "computes in float on the dequantized weight"
-            )
-        if all(user.op == "output" for user in node.users):
-            return "its float values are a result of the model"
-        if all(is_call(user, *_ATTENTION) for user in node.users):
-            return (
-                f"{users} computes in float, since it does not quantize the weights that it "
-                "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
-            )
-        return f"its float values are used by {users}, which no rule fused with it"
+        return _dequantize_reason(node, dequantize)
     return "it changes the parameters between two quantized ops"
+
+
+def _dequantize_reason(node: Node, dequantize: Dequantize) -> str:
+    users = _users(node)
+    if constant_of(dequantize.q) is not None:
+        return (
+            f"{users} uses this weight and has no quantized kernel here: it "
+            "computes in float on the dequantized weight"
+        )
+    if all(user.op == "output" for user in node.users):
+        return "its float values are a result of the model"
+    if all(is_call(user, *_ATTENTION) for user in node.users):
+        return (
+            f"{users} computes in float, since it does not quantize the weights that it "
+            "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
+        )
+    if is_call(dequantize.q, *_LOOKUPS) and all(is_call(user, *_BAGS) for user in node.users):
+        return f"{users} sums these rows in floats; only the rows that it reads are dequantized"
+    return f"its float values are used by {users}, which no rule fused with it"
 
 
 def is_needed(node: Node) -> bool:
@@ -75,13 +92,14 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
 
 
 def _users_below(node: Node) -> Iterator[Node]:
-    """Yield the users of ``node``, looking through movement ops and splits."""
+    """Yield the users of ``node``, looking through movements, splits and arithmetic of integers."""
     stack = [node]
     for _ in range(_MOST_USERS):
         if not stack:
             return
         for user in stack.pop().users:
-            if movement_of(user) is not None or is_call(user, *SPLITS):
+            moved = movement_of(user) is not None or is_call(user, *SPLITS)
+            if moved or (is_call(user, *_INTEGERS) and not dtype_of(user).is_floating_point):
                 stack.append(user)
             else:
                 yield user

@@ -196,9 +196,10 @@ SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 @pytest.mark.parametrize(
     ("side", "shape"), [(side, shape) for side, shapes in SHAPES.items() for shape in shapes]
 )
-def test_tensors(side: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_tensors(side: str, shape: tuple[int, ...], known: bool) -> None:
     case = Products((2, 3, 4, 8))
-    factor = case.b.const("factor", torch.rand(shape) - 0.5)
+    factor = factor_of(case, *shape, known=known)
     x, other = case.x, case.other
     if side == "x":
         x = case.b.call(aten.mul.Tensor, x, factor)
@@ -223,8 +224,10 @@ def test_the_scaled_operand_has_other_users() -> None:
         assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def factor_of(case: Products, *shape: int) -> Node:
-    """A constant."""
+def factor_of(case: Products, *shape: int, known: bool = True) -> Node:
+    """A constant, or an input."""
+    if not known:
+        return case.b.arg("factor", F32, *shape)
     return case.b.const("factor", torch.rand(shape) + 0.1)
 
 
@@ -291,11 +294,12 @@ MOVED: dict[str, tuple[tuple[int, ...], Any]] = {
 @pytest.mark.numeric
 @pytest.mark.parametrize("case", MOVED)
 @pytest.mark.parametrize("op", [aten.mul.Tensor, aten.div.Tensor])
-def test_values_that_move_with_their_operand(case: str, op: Any) -> None:
+@pytest.mark.parametrize("known", [True, False])
+def test_values_that_move_with_their_operand(case: str, op: Any, known: bool) -> None:
     graph = Products((2, 3, 4, 8))
     b = graph.b
     shape, move = MOVED[case]
-    k = move(b, b.call(op, graph.k, factor_of(graph, *shape)))
+    k = move(b, b.call(op, graph.k, factor_of(graph, *shape, known=known)))
     turned = b.call(aten.transpose.int, k, -1, -2)
     program = graph.done(b.call(aten.matmul.default, graph.x, turned))
     source = clone(program)
@@ -306,7 +310,7 @@ def test_values_that_move_with_their_operand(case: str, op: Any) -> None:
         inputs = [x % 5 if x.dtype is torch.int64 else x for x in inputs]
     (want,), (got,) = run(source, inputs), run(program, inputs)
     assert (got.shape, got.stride()) == (want.shape, want.stride())
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-6 * float(want.abs().max()))
 
 
 @pytest.mark.numeric
@@ -369,43 +373,6 @@ def test_what_is_not_its_business(kind: str) -> None:
     result = apply_rules(program, [rule() for rule in RULES])
 
     assert (result.modified, list(result.misses)) == (False, [])
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize(
-    ("side", "shape"), [(side, shape) for side, shapes in SHAPES.items() for shape in shapes]
-)
-def test_factors_at_run_time(side: str, shape: tuple[int, ...]) -> None:
-    case = Products((2, 3, 4, 8))
-    factor, x, other = case.b.arg("factor", F32, *shape), case.x, case.other
-    if side == "x":
-        x = case.b.call(aten.mul.Tensor, factor, x)
-    else:
-        other = case.b.call(aten.div.Tensor, other, factor)
-    found = fused(case.done(case.b.call(aten.matmul.default, x, other)))
-
-    assert str(found.epilogue) in {"mul(0)", "div(0)", ""}
-    assert found.x_params is not None
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize("case", MOVED)
-def test_factors_at_run_time_move_with_their_operand(case: str) -> None:
-    graph = Products((2, 3, 4, 8))
-    b = graph.b
-    shape, move = MOVED[case]
-    k = move(b, b.call(aten.mul.Tensor, graph.k, b.arg("factor", F32, *shape)))
-    turned = b.call(aten.transpose.int, k, -1, -2)
-    program = graph.done(b.call(aten.matmul.default, graph.x, turned))
-    source = clone(program)
-
-    assert fired(program) == {"sink-factor": 1}
-    inputs = random_inputs(source, n=3)
-    if case == "chosen tokens":
-        inputs = [x % 5 if x.dtype is torch.int64 else x for x in inputs]
-    (want,), (got,) = run(source, inputs), run(program, inputs)
-    assert (got.shape, got.stride()) == (want.shape, want.stride())
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-5)
 
 
 def test_refuses_a_factor_at_run_time_along_the_summed_axis() -> None:

@@ -13,7 +13,7 @@ from qfuse.cost import size_range
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import pointwise_work
 from qfuse.ir.dtypes import bit_width
-from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
@@ -137,6 +137,10 @@ def _refuse_table(table: Dequantize) -> Miss | None:
         user = op_name(others[0]) if others else "another bag"
         text = "its dequantize is also used by {}"
         return Miss(MissCode.SHARED, table.node, text, user, progress=2)
+    if is_call(table.q, aten.embedding.default):
+        # What this rule has made, or rows that the source looked up.
+        text = "its rows are looked up before they are dequantized"
+        return Miss(MissCode.PATTERN, table.q, text, progress=0)
     if constant_of(table.q) is None:
         return Miss(MissCode.NOT_CONSTANT, table.q, "its table is computed at run time")
     if spec.outer is not None:
