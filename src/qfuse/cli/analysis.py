@@ -14,6 +14,7 @@ from qfuse.analysis.placement.table import lint_table
 from qfuse.cli.console import OUT
 from qfuse.cli.loading import load_quantized, loading_options
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import write_output
 
 
 @click.command("lint")
@@ -90,5 +91,5 @@ def accuracy_command(
         click.echo(found.to_json())
         return
     if report_json is not None:
-        Path(report_json).write_text(found.to_json(), encoding="utf-8")
+        write_output(report_json, found.to_json())
     OUT.print(found)

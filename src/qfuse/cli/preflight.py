@@ -44,10 +44,15 @@ def _data(report: Report, found: Sequence[ModelFinding]) -> dict[str, Any]:
 def _lines(report: Report, found: Sequence[ModelFinding]) -> Iterator[Text]:
     yield Text("no products" if report.work is None else str(report.work), "bold")
     for one in found:
+        if one.costs_nothing:
+            continue
         mark = (f"{one.level.value:4} ", _STYLE[one.level])
         yield Text.assemble(mark, (one.what, "bold"), f": {one.detail}")
         yield Text(f"     costs here: {one.cost}")
         if one.fix:
             yield Text(f"     do: {one.fix}", "green")
+    free = [one.what for one in found if one.costs_nothing]
+    if free:
+        yield Text(f"costs nothing here, see qfuse doctor: {'; '.join(free)}", "dim")
     if report.actions:
         yield Text(f"{len(report.actions)} to do in the model itself: see qfuse explain")
