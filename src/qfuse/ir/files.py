@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from qfuse.ir.errors import OptionsError, QfuseError
@@ -21,10 +22,11 @@ def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> Non
     """
     file = Path(path)
     folder = file.absolute().parent
-    if file.is_dir():
+    # Not `is_dir` of the path: it raises if the name is too long, which the write tells.
+    if os.path.isdir(file):  # noqa: PTH112
         raise kind("it cannot be written: it is a folder", where=str(file), fix="name a file in it")
     if not folder.is_dir():
-        raise kind(f"there is no folder {folder} to write it to", where=str(file), fix=_FIX)
+        raise kind(f"it cannot be written: there is no folder {folder}", where=str(file), fix=_FIX)
 
 
 def write_output(path: str | Path, text: str) -> None:

@@ -296,8 +296,10 @@ def _sync_folder(folder: Path) -> None:
 
 def _write_error(error: OSError, path: Path, size: int) -> ModelFileError:
     if error.errno in _FULL:
+        # A quota or a limit of the process is full, and not the disk.
+        which = "" if error.errno == errno.ENOSPC else f" ({error.strerror})"
         return ModelFileError(
-            f"the disk is full: the model takes {size / 1e6:.1f} MB",
+            f"the disk is full: the model takes {size / 1e6:.1f} MB{which}",
             where=str(path),
             fix="free space, or save to another disk; nothing was written",
         )
