@@ -11,7 +11,14 @@ import torch
 from qfuse.backends import Backend, BackendOptions, Runner, compile_claimed, compile_graph
 from qfuse.cost.model import CostModel
 from qfuse.extensions import Extension
-from qfuse.ir.errors import RULE_ERRORS, BackendError, CaptureError, CheckError, OptionsError
+from qfuse.ir.errors import (
+    RULE_ERRORS,
+    BackendError,
+    CaptureError,
+    CheckError,
+    CompiledModelError,
+    OptionsError,
+)
 from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph, StageGraph
@@ -67,18 +74,32 @@ class Plan:
         return self.text or to_text(self.lowered.graph)
 
     def to_json(self) -> str:
-        """Return the decisions as JSON: rewrites and kernels, options, versions, machine."""
-        assert self.data is not None, "the plan was made without a pipeline"
-        return self.data.to_json()
+        """Return the decisions as JSON: rewrites and kernels, options, versions, machine.
+
+        Raises:
+            CompiledModelError: The model was loaded from a file.
+        """
+        return self._decisions.to_json()
 
     def save(self, path: str | Path) -> None:
         """Write the decisions to a file, which ``qfuse.compile(..., plan=path)`` replays.
 
         Raises:
-            OSError: The file cannot be written.
+            CompiledModelError: The model was loaded from a file.
+            OptionsError: The file cannot be written.
         """
-        assert self.data is not None, "the plan was made without a pipeline"
-        self.data.save(path)
+        self._decisions.save(path)
+
+    @property
+    def _decisions(self) -> PlanData:
+        if self.data is None:
+            raise CompiledModelError(
+                "the file of a compiled model holds its graph as text, and not the decisions "
+                "that a plan has",
+                fix="call fast.plan.save(path) in the process that compiles the model, before or "
+                "after fast.save",
+            )
+        return self.data
 
     def compile(
         self,

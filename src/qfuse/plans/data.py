@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qfuse.cost import CostProfile
+from qfuse.ir.files import check_folder, unwritable
 from qfuse.targets import Target, write_atomically
 
 FORMAT = "qfuse-plan"
@@ -122,9 +123,13 @@ class PlanData:
         """Write the plan to a file, which holds the old or the new text at any time.
 
         Raises:
-            OSError: The file cannot be written.
+            OptionsError: The file cannot be written.
         """
-        write_atomically(Path(path), self.to_json())
+        check_folder(path)
+        try:
+            write_atomically(Path(path), self.to_json())
+        except OSError as error:
+            raise unwritable(error, path) from error
 
 
 def _lines(values: list[dict[str, Any]]) -> str:
