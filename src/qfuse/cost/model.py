@@ -103,7 +103,7 @@ class CostModel:
         return self.seconds_at_points(plan).hint
 
     def loop_seconds(self, plan: Workload) -> float:
-        """Return the time of the parts of a plan that are no calls: compiled loops."""
+        """Return the time of the parts of a plan that are not calls: compiled loops."""
         return self.seconds([work for work in _ranges(plan) if work.hint.kernel_calls == 0])
 
     def seconds_at_points(self, plan: Workload) -> AtPoints[float]:
