@@ -136,6 +136,7 @@ def test_a_corrupt_or_foreign_library_is_rebuilt(
     first, _ = build(compiler, sources=sources)
     good = first.read_bytes()
     spoil(first)
+    caplog.clear()
 
     with caplog.at_level(logging.WARNING, logger="qfuse"):
         second, compiled = build(compiler, sources=sources)
