@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,20 @@ def test_any_number_of_rows(projection: Pair, reload: Reload, kind: str) -> None
         assert_same(saved.module(inputs[0].t().contiguous().t(), ids=inputs[1]), module(*inputs))
     with pytest.raises(InputError, match=r"x: expected float32\[.*got float64"):
         saved.module(torch.randn(3, 16).double(), torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("kind", ["aoti", "eager"])
+def test_threads_share_a_loaded_model(projection: Pair, reload: Reload, kind: str) -> None:
+    module = part(projection, kind)
+    saved = reload(module, projection.graph).module.with_threads(1)
+    cases = [(torch.randn(rows, 16), torch.randint(0, 10, (rows,))) for rows in (1, 5, 33)]
+    expected = [saved(*case) for case in cases]
+
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda i: saved(*cases[i % 3]), range(120)))
+
+    for index, got in enumerate(results):
+        assert_same(got, expected[index % 3])
 
 
 def step(position: int) -> list[torch.Tensor]:
