@@ -26,7 +26,7 @@ NO_KERNELS = kernels.KernelLibrary(available=False, reason="switched off by the 
 
 
 def dequantized(
-    b: GraphBuilder, shape: tuple[int, int], spec: QuantSpec, *, zero_point: bool = False
+    b: GraphBuilder, shape: tuple[int, ...], spec: QuantSpec, *, zero_point: bool = False
 ) -> Node:
     """Add a random weight, with random zero points of quantized values or real offsets."""
     grid = spec.grid(shape)
