@@ -206,7 +206,7 @@ def test_names_the_factors_that_are_no_scales() -> None:
     product = b.call(aten.mul.Tensor, cast(b, b.const("q", codes(4, 8))), b.const("s", wrong))
     (miss,) = [m for _, m in apply_rules(finish(b, product), [DequantizeChain()]).misses]
 
-    text = "2 of the 4 factors are no scales: the first of them is -0.2, which is negative"
+    text = "2 of the 4 factors are not scales: the first of them is -0.2, which is negative"
     assert miss.reason == text
 
 

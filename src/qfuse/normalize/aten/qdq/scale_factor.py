@@ -112,7 +112,7 @@ def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
     if total == 1:
         text = "the factor is {:g}, which is {}, so it is not a scale"
         return Miss(MissCode.RANGE, at, text, first, what)
-    text = "{} of the {} factors are no scales: the first of them is {:g}, which is {}"
+    text = "{} of the {} factors are not scales: the first of them is {:g}, which is {}"
     return Miss(MissCode.RANGE, at, text, count, total, first, what)
 
 
