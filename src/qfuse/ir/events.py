@@ -153,6 +153,7 @@ class Lowered(Event):
         cause: Why the op was expanded; ``None`` if it was not.
         dequantized: Whether the kernel reads a dequantized activation, because none reads both
             operands as they are quantized.
+        weight_only: Whether the kernel multiplies floats by a quantized weight.
     """
 
     place: Place
@@ -163,6 +164,7 @@ class Lowered(Event):
     why: str = ""
     cause: ExpandCause | None = None
     dequantized: bool = False
+    weight_only: bool = False
 
     @property
     def failed(self) -> bool:
@@ -172,7 +174,9 @@ class Lowered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Estimated(Event):
-    """The size and the predicted times of a product, a quantize or a dequantize before lowering.
+    """The size and the predicted times of an op before lowering.
+
+    There is one for every product, quantize and dequantize, and for what a rule declined.
 
     Attributes:
         place: The op.

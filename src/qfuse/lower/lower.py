@@ -44,7 +44,7 @@ from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
-from qfuse.lower.problems.linear_rowwise import linear_rowwise_problem
+from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem, linear_rowwise_problem
 from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem, split_epilogue
@@ -253,7 +253,17 @@ class _Lowering:
         notes = (offer.claim.note, note, describe_rest(problem, offer.claim))
         why = "; ".join(filter(None, notes))
         stage = self._context.stage
-        event = Lowered(stage, place, name, what, seconds, losers, why, dequantized=opened)
+        event = Lowered(
+            stage,
+            place,
+            name,
+            what,
+            seconds,
+            losers,
+            why,
+            dequantized=opened,
+            weight_only=_reads_floats(problem),
+        )
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,
@@ -303,6 +313,14 @@ class _Lowering:
     ) -> None:
         stage, place = self._context.stage, place_of(node)
         self._log.add(Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause))
+
+
+def _reads_floats(problem: Problem) -> bool:
+    """Whether the kernel of a product multiplies floats by a quantized weight."""
+    product = problem.problem if isinstance(problem, LinearRowwiseProblem) else problem
+    if not isinstance(product, WeightedProblem):
+        return False
+    return product.in_float or product.fused.x_params is None
 
 
 def _is_opened(problem: Problem) -> bool:

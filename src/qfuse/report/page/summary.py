@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qfuse.report.screen import first_screen
+from qfuse.report import screen
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
@@ -32,7 +32,7 @@ class ToDo:
 
 def verdict(report: Report) -> str:
     """Return in one line what was achieved."""
-    return next(first_screen(report)).plain
+    return screen.verdict(report)
 
 
 def all_to_do(report: Report) -> tuple[ToDo, ...]:
