@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from qfuse.cost import seconds_text
 from qfuse.ir.events import HOST, Estimated, ExpandCause, Lowered, Place
 from qfuse.profile import Profile
-from qfuse.report.page.summary import ToDo, all_to_do, facts, suggestions, verdict
+from qfuse.report.page.summary import ToDo, all_to_do, facts, suggestions
+from qfuse.report.screen import verdict
 from qfuse.snapshots import NodeSnapshot, StageSnapshot
 
 if TYPE_CHECKING:
