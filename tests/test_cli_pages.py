@@ -38,6 +38,29 @@ def test_explain_writes_a_page_without_times(tmp_path: Path) -> None:
     assert '"total":null' in text
 
 
+def without_a_kernel() -> object:
+    import torch  # noqa: PLC0415 - this function is what the command line calls
+    from torch.nn.functional import linear  # noqa: PLC0415
+
+    from tests.report.advice.cases import Weighted, activations, static, weight  # noqa: PLC0415
+
+    forward = lambda m, x: torch.relu(linear(static(x), weight(m, axis=1)))  # noqa: E731
+    return Weighted(forward), activations()
+
+
+@pytest.mark.export
+@pytest.mark.parametrize("command", [("explain",), ("compile", "--backend=eager")])
+def test_strict_writes_the_report_before_it_fails(command: tuple[str, ...], tmp_path: Path) -> None:
+    page, data = tmp_path / "page.html", tmp_path / "report.json"
+    factory = "tests.test_cli_pages:without_a_kernel"
+    result = run(*command, factory, "--strict", f"--html={page}", f"--json={data}")
+
+    assert result.exit_code == 1
+    assert "does not run on a quantized kernel" in result.output
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert json.loads(data.read_text())["actions"]
+
+
 @pytest.mark.export
 def test_compile_writes_a_page_with_times_and_a_trace(tmp_path: Path) -> None:
     page, trace = tmp_path / "page.html", tmp_path / "trace.json"

@@ -111,10 +111,15 @@ def test_times_of_a_site_are_those_of_its_ops(fast: qfuse.CompiledModel, measure
 
 
 def test_without_a_profile_the_timeline_has_predictions(fast: qfuse.CompiledModel) -> None:
-    ops = page_data(fast.report, None, {})["ops"]
+    data = page_data(fast.report, None, {})
+    ops, names = data["ops"], [data["text"][op["op"]] for op in data["ops"]]
 
-    assert len(ops) == len(fast.report.fused)
     assert all(op["us"] is None and op["predicted"] > 0 for op in ops)
+    assert {event.kernel for event in fast.report.fused} <= set(names)
+    work = fast.report.work
+    assert work is not None
+    # Products in float too, and the passes that quantize.
+    assert sum(op["predicted"] for op in ops) >= work.predicted_seconds * 1e6 * 0.999
 
 
 def test_a_report_without_stages_has_its_sites() -> None:

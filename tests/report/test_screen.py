@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -148,7 +150,7 @@ def test_an_op_that_only_lost_a_fusion_is_not_a_failure() -> None:
         ([("model", True, 0.0, 0.0)], "passed (the same bits)"),
         (
             [("model", True, 0.0, 0.0), ("compiled", True, 0.067, 8.0)],
-            "passed (error: 0.07 x the source's own rounding error; up to 8 x passes)",
+            "passed (error: <0.1 x the source's own rounding error; up to 8 x passes)",
         ),
         (
             [("model", True, 0.5, 8.0), ("compiled", True, 0.1, 8.0)],
@@ -163,6 +165,51 @@ def test_values_are_those_of_the_worst_check(
 ) -> None:
     made = [Checked("check", w, ok, Exactness.ROUNDING, e, most) for w, ok, e, most in checks]
     assert f"values: {text}" in Report((*made, *kernel("k")), FACTS).text().splitlines()
+
+
+def weight_only(name: str, multiply_adds: int = 100) -> list[Event]:
+    size, lowered = kernel(name, multiply_adds)
+    assert isinstance(lowered, Lowered)
+    return [size, replace(lowered, predicted=5e-5, weight_only=True)]
+
+
+def test_products_of_float_activations_are_told_apart() -> None:
+    alone = Report(tuple(weight_only("a")), FACTS).text().splitlines()
+    mixed = Report((*weight_only("aa"), *kernel("b")), FACTS).text().splitlines()
+
+    assert alone[0] == (
+        "1 of 1 products (100 % of MACs) weight-only; predicted 50 us, in float 100 us"
+    )
+    assert mixed[:2] == [
+        "2 of 2 products (100 % of MACs) quantized, 1 of them weight-only",
+        "predicted 52 us, in float 0.20 ms",
+    ]
+
+
+def test_a_quantization_that_was_missed_costs_what_its_product_loses() -> None:
+    chain = Place("chain", "aten._to_copy", "model.py:7: q = torch.floor(x / s)")
+    size, lowered = weight_only("a")
+    assert isinstance(size, Estimated)
+    events = (
+        Missed("normalize", "quantize-chain", MissCode.PATTERN, "expected round", chain, chain, 5),
+        replace(size, upstream=("mul", "chain")),
+        lowered,
+        *product("cheap", 10),
+    )
+    first, second = Report(events, FACTS).actions
+
+    assert (first.places, second.places[0].module) == ((chain,), "layers.cheap")
+    assert first.seconds is not None
+    assert abs(first.seconds - 4e-5) < 1e-9
+
+
+def test_what_nothing_helps_against_and_costs_nothing_known_is_not_on_the_screen() -> None:
+    at = Place("cast", "aten._to_copy")
+    miss = Missed("normalize", "quantize-chain", MissCode.DTYPE, "not a cast", at, at, 5)
+    report = Report((miss, *kernel("k")), FACTS)
+
+    assert [action.reason for action in report.actions] == ["not a cast"]
+    assert "To do" not in report.text()
 
 
 def test_what_costs_nothing_is_not_to_be_done() -> None:

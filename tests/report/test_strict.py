@@ -20,6 +20,9 @@ _FINE = {
     *("clamp-to-the-range", "least-scale", "scale-of-the-range", "integer-operands"),
     *("one-quantize", "same-scale-on-both-sides", "leaky-relu", "squared-relu"),
     *("multiply-by-the-reciprocal", "activation-scale-per-row", "activation-of-8-bits"),
+    *("quantize-convolution", "cast-to-8-bits", "integer-zero-point", "zero-point-in-range"),
+    # Ops that are no products, between quantized ones.
+    *("one-scale-for-parts", "float-op-between"),
 }
 
 
@@ -54,13 +57,15 @@ def test_the_error_names_the_line_and_the_fix() -> None:
     assert "qfuse.linear_w8a8: the weight's scales run along the input features" in error.value.what
     assert "test_strict.py" in str(error.value.where)
     assert "one scale per output feature" in str(error.value.fix)
+    assert isinstance(error.value.report, Report)
+    assert error.value.report.actions
 
 
 def test_compile_refuses_before_it_compiles() -> None:
     steps: list[str] = []
     with pytest.raises(StrictError):
         qfuse.compile(
-            Weighted(lambda m, x: torch.sin(static(linear(m, x), 0.5))),
+            Weighted(lambda m, x: F.linear(static(x), weight(m, axis=1))),
             activations(),
             target=Target.for_testing(),
             options={"backend": "eager"},

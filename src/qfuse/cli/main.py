@@ -26,6 +26,7 @@ from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.repro import repro_command
 from qfuse.cli.request import Request, float_dtype_of, model_options, prepared_model, read_request
+from qfuse.ir.errors import StrictError
 from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
@@ -103,7 +104,7 @@ def compile_command(
     request = read_request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
     loaded = load_model(request.model, request.sizes)
-    with show_progress() as say:
+    with _reported(request, pages), show_progress() as say:
         model, args, kwargs, shapes = prepared_model(request, loaded, say)
         fast = qfuse.compile(
             model,
@@ -150,7 +151,7 @@ def explain_command(report_html: str | None, **given: Any) -> None:
     request = read_request(given, Check.OFF.value)
     pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
-    with show_progress() as say:
+    with _reported(request, pages), show_progress() as say:
         model, args, kwargs, shapes = prepared_model(request, loaded, say)
         report = qfuse.explain(
             model,
@@ -163,6 +164,17 @@ def explain_command(report_html: str | None, **given: Any) -> None:
             strict=request.strict,
         )
     pages.write(_show(report, request), None, OUT)
+
+
+@contextmanager
+def _reported(request: Request, pages: PageRequest) -> Iterator[None]:
+    """Print and write the report of a model that ``--strict`` refuses too: it says why."""
+    try:
+        yield
+    except StrictError as error:
+        out = ERR if request.report_json == "-" else OUT
+        pages.write(_show(error.report, request), None, out)
+        raise
 
 
 def _show(report: Report, request: Request) -> Report:

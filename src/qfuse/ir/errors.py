@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 USER_CODE_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -99,7 +101,13 @@ class ExtensionError(QfuseError):
 
 
 class StrictError(QfuseError):
-    """A quantized op does not run on a quantized kernel, and ``strict`` was asked for."""
+    """A quantized op does not run on a quantized kernel, and ``strict`` was asked for.
+
+    Attributes:
+        report: The :class:`qfuse.Report` of what was planned.
+    """
+
+    report: Any = None
 
 
 class PlanError(QfuseError, ValueError):

@@ -163,6 +163,7 @@ class Lowered(Event):
         rival_seconds: Seconds per call of the best kernel, for an op that runs in float instead.
         added_bytes: By how much a weight that is dequantized at compile time enlarges the
             constants. Ops that share a weight share them: the first one has them all.
+        weight_only: Whether the kernel multiplies floats by a quantized weight.
     """
 
     place: Place
@@ -176,6 +177,7 @@ class Lowered(Event):
     measured: bool = False
     rival_seconds: float | None = None
     added_bytes: int = 0
+    weight_only: bool = False
 
     @property
     def failed(self) -> bool:
@@ -185,7 +187,9 @@ class Lowered(Event):
 
 @dataclass(frozen=True, slots=True)
 class Estimated(Event):
-    """The size and the predicted times of a product, a quantize or a dequantize before lowering.
+    """The size and the predicted times of an op before lowering.
+
+    There is one for every product, quantize and dequantize, and for what a rule declined.
 
     Attributes:
         place: The op.

@@ -12,8 +12,8 @@ from qfuse.cost import CostModel, hint_of
 from qfuse.cost.work import ComputeKind, Work
 from qfuse.ir.aten import aten
 from qfuse.ir.dtypes import bit_width
-from qfuse.ir.events import Estimated
-from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.events import Estimated, Missed
+from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_convolution, as_fused_convolution
@@ -27,7 +27,8 @@ _INT8_BYTES = 1
 
 
 def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
-    """Log an estimate of every product, quantize and dequantize of the graph."""
+    """Log an estimate of every product, quantize and dequantize, and of what a rule declined."""
+    declined = {miss.anchor.node for miss in program.log.of(Missed)}
     for node in program.graph.nodes:
         if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
             seconds = cost.seconds(_pass_over(node))
@@ -45,6 +46,9 @@ def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
                     tuple(_upstream(node)),
                 )
             )
+        elif node.name in declined and _is_pass(node):
+            seconds = cost.seconds(_pass_over(node))
+            program.log.add(Estimated(stage, place_of(node), 0, seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,14 @@ def _attention(node: Node, query: Node, key: Node, value: Node) -> _Size:
     rows = elements // max(_last(query), 1)
     out = _numel(node)
     return _Size(products, rows, elements, read, out, False, _float_dtype(node))
+
+
+def _is_pass(node: Node) -> bool:
+    """Whether an op reads a tensor and writes one."""
+    op = overload_of(node)
+    if op is None or op.is_view or _value(node) is None or not node.all_input_nodes:
+        return False
+    return _value(node.all_input_nodes[0]) is not None
 
 
 def _pass_over(node: Node) -> Work:

@@ -325,6 +325,7 @@ class _Lowering:
         event = Lowered(
             *(stage, place, name, what, seconds, losers, why),
             dequantized=opened,
+            weight_only=_reads_floats(problem),
             measured=offer.measured,
         )
         done = self._session.rewrite(
@@ -381,6 +382,14 @@ class _Lowering:
     ) -> Lowered:
         stage, place = self._context.stage, place_of(node)
         return Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause)
+
+
+def _reads_floats(problem: Problem) -> bool:
+    """Whether the kernel of a product multiplies floats by a quantized weight."""
+    product = problem.problem if isinstance(problem, LinearRowwiseProblem) else problem
+    if not isinstance(product, WeightedProblem):
+        return False
+    return product.in_float or product.fused.x_params is None
 
 
 def _is_opened(problem: Problem) -> bool:

@@ -17,6 +17,7 @@ from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
+from qfuse.normalize.rounded import log_rounded
 from qfuse.normalize.unrecognized import note_unrecognized
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
@@ -66,6 +67,8 @@ def normalize(
     # Such as the float weights that a quantizer left unused.
     GraphEditor(captured.module).sweep()
     normal = NormalGraph(captured.module, captured.signature, captured.log)
+    if ATEN in known:
+        log_rounded(normal, context.stage)
     note_unrecognized(normal, known, context.stage)
     verify(normal)
     return normal

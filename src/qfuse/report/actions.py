@@ -38,6 +38,12 @@ class Action:
     advice: Advice | None
     places: tuple[Place, ...]
 
+    @property
+    def is_useful(self) -> bool:
+        """Whether it is a warning, costs something known, or has a suggestion."""
+        of_the_model = not self.places or self.code is MissCode.BANNED
+        return of_the_model or self.seconds is not None or self.advice is not None
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data; the seconds are called ``predicted_seconds``."""
         advice = self.advice
@@ -58,7 +64,8 @@ def actions_of(events: Iterable[Event]) -> tuple[Action, ...]:
     groups: dict[tuple[str, str, str], list[tuple[Cause, Place, float | None]]] = {}
     for cause, place, seconds in Causes(known).all():
         advice = advice_for(cause)
-        key = cause.tried, cause.reason, "" if advice is None else advice.name
+        # The two halves of a quantization that is written out miss for one reason.
+        key = ("" if advice else cause.tried), cause.reason, "" if advice is None else advice.name
         groups.setdefault(key, []).append((cause, place, seconds))
     actions = [_action(group, group[0][0]) for group in groups.values()]
     # The sort is stable: the order of the graph breaks ties.

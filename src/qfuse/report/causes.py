@@ -31,6 +31,12 @@ class Causes:
             if e.place.op.endswith(".dequantize") and e.place.source and not e.needed
         }
         self._explained: set[str] = set()
+        self._readers: dict[str, list[Estimated]] = {}
+        for estimate in self._estimates.values():
+            for name in estimate.upstream:
+                self._readers.setdefault(name, []).append(estimate)
+        # The products whose cost is part of a cause.
+        self._charged: set[str] = set()
 
     def all(self) -> Iterator[tuple[Cause, Place, float | None]]:
         """Yield every cause with its place and its predicted cost."""
@@ -44,26 +50,44 @@ class Causes:
         for note in self._warned.values():
             assert note.place is not None, "only notes with a place are kept"
             if note.place.node not in self._explained:
-                yield Cause(None, "import", note.text), note.place, None
+                yield Cause(None, "import", note.text), note.place, self._cost(note.place.node)
         for node, miss in self._misses.items():
             if node not in self._explained and (explains_input(miss) or advice_for(_missed(miss))):
-                yield _missed(miss), miss.anchor, None
+                yield _missed(miss), miss.anchor, self._cost(node)
+
+    def _cost(self, node: str) -> float | None:
+        """Return what the products that read a node lose, or else the time of the node itself.
+
+        A product that a kernel multiplies in float loses the difference to its time on integers.
+        """
+        lost, own = 0.0, self._estimates.get(node)
+        for product in self._readers.get(node, ()):
+            kernel = self._kernels.get(product.place.node)
+            floats = kernel is None or kernel.weight_only
+            if (
+                floats
+                and product.int8_seconds is not None
+                and product.place.node not in self._charged
+            ):
+                self._charged.add(product.place.node)
+                lost += max(seconds_of(product, kernel) - product.int8_seconds, 0.0)
+        if lost or own is None or own.int8_seconds is not None:
+            return lost or None
+        return own.float_seconds
 
     def unquantized(self) -> Iterator[tuple[Cause, Place]]:
-        """Yield the quantized ops that run in float, and not because that is faster."""
-        explained: set[str] = set()
+        """Yield the quantized ops that run in float, and not because that is faster.
+
+        They are the products that read something quantized, and what was not imported. An op of
+        another kind, such as a pool behind a dequantize, computes in float as its source does.
+        """
         for product in self._estimates.values():
             lowered = self._lowered.get(product.place.node)
             stray = {name for name in product.upstream if self._is_stray(name)}
             if product.int8_seconds is None or product.place.node in self._kernels:
                 continue
-            explained |= stray
             if lowered.failed if lowered is not None else stray and not self._pays(product.place):
                 yield self._why(product, lowered), product.place
-        for left in self._left.values():
-            known = left.needed or left.place.node in explained
-            if not known and not self._pays(left.place):
-                yield self._quantize(left)[:2]
         for note in self._warned.values():
             assert note.place is not None, "only notes with a place are kept"
             if note.stage == "normalize":
@@ -95,7 +119,7 @@ class Causes:
         upstream = [name for name in product.upstream if name in self._left]
         passes = sum(self._estimates[name].float_seconds for name in upstream)
         cost = seconds_of(product, kernel) + passes - product.int8_seconds
-        self._explained.update(upstream, product.upstream)
+        self._explained.update(upstream, product.upstream, () if kernel else (node,))
         # The cost model prefers float here, so nothing is lost.
         chosen = lowered is not None and not (lowered.failed or lowered.dequantized)
         if cost <= 0 or chosen:

@@ -24,7 +24,7 @@ LINES = 24
 COLUMNS = 80
 _MOST_ACTIONS = 5
 _INDENT = "   "
-_LEAST_ERROR = 0.01
+_LEAST_ERROR = 0.1
 _LEAST_CODE = 12
 
 
@@ -108,9 +108,7 @@ def check_text(check: Checked) -> str:
 
 def _times(error: float) -> str:
     # More digits say nothing, and do not fit the line.
-    if 0 < error < _LEAST_ERROR:
-        return f"<{_LEAST_ERROR}"
-    return f"{error:.2g}" if error >= 10 * _LEAST_ERROR else f"{error:.1g}"
+    return f"<{_LEAST_ERROR}" if 0 < error < _LEAST_ERROR else f"{error:.2g}"
 
 
 def line_text(place: Place, width: int | None = None) -> str:
@@ -137,14 +135,18 @@ def line_text(place: Place, width: int | None = None) -> str:
 
 
 def _lines(report: Report) -> Iterator[Line]:
-    yield Line(_verdict(report), "bold")
+    for line in verdict_lines(report):
+        yield Line(line, "bold")
     check = worst_check(report)
     if check is not None:
         yield Line(f"values: {check_text(check)}", "" if check.passed else "bold red")
     actions = report.actions
-    if actions:
+    # Nothing can be done about a reason that costs nothing known and that nothing helps against.
+    useful = [action for action in actions if action.is_useful]
+    if useful:
         yield Line("")
-        shown = actions[:_MOST_ACTIONS]
+        # The second line of a long verdict takes the place of an action.
+        shown = useful[: _MOST_ACTIONS - len(verdict_lines(report)) + 1]
         rest = len(actions) - len(shown)
         more = f" ({rest} more with --verbose)" if rest else ""
         yield Line(f"To do, by what it costs here per call{more}:", "bold")
@@ -166,7 +168,17 @@ def action_lines(number: int, action: Action, width: int | None = COLUMNS) -> It
         yield Line(f"{_INDENT}do: {action.advice.do}", "green")
 
 
-def _verdict(report: Report) -> str:
+def verdict_lines(report: Report) -> list[str]:
+    """Return the verdict in one line of 80 columns, or in two."""
+    text = verdict(report)
+    if len(text) <= COLUMNS:
+        return [text]
+    head, _, tail = text.partition("; ")
+    return [head, tail] if tail else [text]
+
+
+def verdict(report: Report) -> str:
+    """Return in one sentence what was achieved."""
     share = report.work
     if not report.facts.lowered:
         fired = ", ".join(f"{name} {count}" for name, count in sorted(report.fired.items()))

@@ -13,10 +13,12 @@ _MOST_NAMED = 5
 def require_quantized(report: Report) -> None:
     """Check that every quantized op runs on a quantized kernel, or in float because that pays.
 
-    A quantize or dequantize that quantized ops or the caller need is allowed.
+    Quantized ops are products that read something quantized. What other ops compute in float is
+    allowed, with the quantizes and dequantizes for it.
 
     Raises:
-        StrictError: One does not; the message names the op, its line, the reason and the fix.
+        StrictError: One does not; the message names the op, its line, the reason and the fix, and
+            its attribute ``report`` is the report.
     """
     found = list(Causes(list(report.events)).unquantized())
     if not found:
@@ -28,8 +30,10 @@ def require_quantized(report: Report) -> None:
         lines.append(f"  and {len(found) - _MOST_NAMED} more")
     cause, place = found[0]
     advice = advice_for(cause)
-    raise StrictError(
+    error = StrictError(
         "\n".join(lines),
         where=place.source or str(place),
         fix="leave out strict, and see report.actions" if advice is None else advice.do,
     )
+    error.report = report
+    raise error

@@ -23,6 +23,8 @@ class WorkShare:
         quantized_multiply_adds: Those of the products on quantized kernels.
         predicted_seconds: Predicted time per call of all products, as they run.
         float_seconds: Predicted time per call of the same products in float.
+        weight_only_products: Those of the quantized products whose activation is float.
+        weight_only_multiply_adds: Their multiply-adds per call.
     """
 
     products: int
@@ -31,6 +33,8 @@ class WorkShare:
     quantized_multiply_adds: int
     predicted_seconds: float
     float_seconds: float
+    weight_only_products: int = 0
+    weight_only_multiply_adds: int = 0
 
     @property
     def share(self) -> float:
@@ -38,11 +42,19 @@ class WorkShare:
         return self.quantized_multiply_adds / self.multiply_adds if self.multiply_adds else 0.0
 
     def __str__(self) -> str:
-        """``24 of 25 products (98 % of MACs) quantized; predicted 1.2 ms, in float 3.4 ms``."""
+        """``24 of 25 products (98 % of MACs) quantized; predicted 1.2 ms, in float 3.4 ms``.
+
+        Products of float activations are named: ``24 of 25 products (98 % of MACs) weight-only``,
+        or ``quantized, 3 of them weight-only``.
+        """
         percent = _percent(self.share)
-        count = f"{self.quantized_products} of {self.products} products ({percent} of MACs)"
+        how, some = "quantized", self.weight_only_products
+        if some:
+            rest = self.quantized_products - some
+            how = f"quantized, {some} of them weight-only" if rest else "weight-only"
+        count = f"{self.quantized_products} of {self.products} products ({percent} of MACs) {how}"
         mine, float_ = seconds_text(self.predicted_seconds), seconds_text(self.float_seconds)
-        return f"{count} quantized; predicted {mine}, in float {float_}"
+        return f"{count}; predicted {mine}, in float {float_}"
 
 
 def work_share(events: Iterable[Event]) -> WorkShare | None:
@@ -56,6 +68,7 @@ def work_share(events: Iterable[Event]) -> WorkShare | None:
     if not products:
         return None
     fast = [e for e in products if e.place.node in kernels]
+    light = [e for e in fast if kernels[e.place.node].weight_only]
     chosen = {e.place.node: e for e in known if isinstance(e, Lowered) and e.kernel == FLOAT}
     runs = {**chosen, **kernels}
     predicted = sum(seconds_of(e, runs.get(e.place.node)) for e in products)
@@ -66,6 +79,8 @@ def work_share(events: Iterable[Event]) -> WorkShare | None:
         sum(e.multiply_adds for e in fast),
         predicted,
         sum(e.float_seconds for e in products),
+        len(light),
+        sum(e.multiply_adds for e in light),
     )
 
 

@@ -110,6 +110,38 @@ def one_linear() -> nn.Module:
     return nn.Sequential(nn.Linear(SIZE, SIZE)).eval()
 
 
+class Convolved(nn.Module):
+    """A convolution of an image; its operands are quantized by PT2E or not."""
+
+    w: torch.Tensor
+
+    def __init__(self, *, by_pt2e: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(32, 32, 3, padding=1, bias=False)
+        self.register_buffer("w", torch.randint(-127, 127, (32, 32, 3, 3)).to(torch.int8))
+        self.register_buffer("s", torch.full((32,), 0.01))
+        self.register_buffer("z", torch.zeros(32, dtype=torch.int64))
+        self._by_pt2e = by_pt2e
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._by_pt2e:
+            made: torch.Tensor = self.conv(x)
+            return made
+        args = (self.w, self.s, self.z, 0, -128, 127, torch.int8)
+        return F.conv2d(static(x), _PT2E.dequantize_per_channel(*args), padding=1)
+
+
+def images() -> tuple[torch.Tensor, ...]:
+    """Two images."""
+    return (torch.randn(2, 32, 28, 28),)
+
+
+def shifted(m: Weighted, x: torch.Tensor, zero_point: int) -> torch.Tensor:
+    """A linear of values that are quantized by hand with a zero point."""
+    q = torch.clamp(torch.round(x / 0.05) + zero_point, 0, 255).to(torch.uint8)
+    return F.linear((q.float() - zero_point) * 0.05, by_hand(m))
+
+
 def activations(count: int = 1, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     """Random activations of 64 rows."""
     return tuple(torch.randn(64, SIZE, dtype=dtype) for _ in range(count))
@@ -193,6 +225,33 @@ CASES = (
         MissCode.NOT_QUANTIZED,
         lambda: Weighted(lambda m, x: F.linear(x, m.f)),
         lambda: quantized(one_linear()),
+    ),
+    Case(
+        "quantize-convolution",
+        MissCode.NOT_QUANTIZED,
+        lambda: Convolved(by_pt2e=False),
+        lambda: Convolved(by_pt2e=True),
+        images,
+    ),
+    _case(
+        "cast-to-8-bits",
+        MissCode.DTYPE,
+        lambda m, x: F.linear(torch.clamp(torch.round(x / 0.05), -128, 127) * 0.05, by_hand(m)),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "quantize-without-eager-mode",
+        None,
+        lambda m, x: F.linear(
+            torch.quantize_per_tensor(x, 0.05, 5, torch.qint8).dequantize(), weight(m)
+        ),
+        linear,
+    ),
+    _case(
+        "zero-point-in-range",
+        MissCode.ZERO_POINT,
+        lambda m, x: shifted(m, x, 300),
+        lambda m, x: shifted(m, x, 128),
     ),
     _case(
         "quantize-both",

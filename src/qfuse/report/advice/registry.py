@@ -17,6 +17,14 @@ _QUANTIZED = (
         "quantize it: quantize_(model, Int8DynamicActivationInt8WeightConfig())",
         (MissCode.NOT_QUANTIZED,),
         f"^the weight is not quantized; {OF_A_MODULE}",
+        "linear|matmul|mm",
+    ),
+    Advice(
+        "quantize-convolution",
+        "quantize it by PT2E (convert_pt2e), or by hand: w_int8.float() * scale",
+        (MissCode.NOT_QUANTIZED,),
+        f"^the weight is not quantized; {OF_A_MODULE}",
+        "convolution",
     ),
     Advice(
         "quantize-parameter",
@@ -53,6 +61,20 @@ _WRITTEN_OUT = (
         "quantize-chain",
     ),
     Advice(
+        "cast-to-8-bits",
+        "cast it before the product: torch.clamp(...).to(torch.int8).float() * s",
+        (MissCode.DTYPE,),
+        "expected a cast to int8 or uint8",
+        "quantize-chain",
+    ),
+    Advice(
+        "quantize-without-eager-mode",
+        "use the ops of torch.ops.quantized_decomposed, as PT2E does",
+        (None,),
+        "a quantized tensor of eager mode",
+        "import",
+    ),
+    Advice(
         "clamp-to-the-range",
         "clamp to a range of the type: -128 to 127, -127 to 127, or 0 to 255",
         (MissCode.RANGE,),
@@ -63,6 +85,12 @@ _WRITTEN_OUT = (
         "round the zero point to an integer when choosing the parameters",
         (MissCode.ZERO_POINT,),
         "the zero point is not an integer",
+    ),
+    Advice(
+        "zero-point-in-range",
+        "clamp the zero point to the range when choosing the parameters",
+        (MissCode.ZERO_POINT,),
+        r"the zero point is outside of \[",
     ),
     Advice(
         "least-scale",

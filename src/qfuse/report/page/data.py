@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from qfuse.cost import seconds_text
-from qfuse.ir.events import HOST, ExpandCause, Lowered, Place
+from qfuse.ir.events import HOST, Estimated, ExpandCause, Lowered, Place
 from qfuse.profile import Profile
-from qfuse.report.page.summary import ToDo, all_to_do, facts, suggestions, verdict
+from qfuse.report.page.summary import ToDo, all_to_do, facts, suggestions
+from qfuse.report.screen import verdict
 from qfuse.snapshots import NodeSnapshot, StageSnapshot
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class _Page:
         return sum(op.nanoseconds for op in ops) / 1e3, predicted
 
     def _ops(self, sites: Sequence[_Site]) -> list[dict[str, Any]]:
-        """Return what the timeline shows: measured ops, or else predicted kernels."""
+        """Return what the timeline shows: measured ops, or else what the cost model predicts."""
         if not self._stages:
             return []
         index = self._index[-1]
@@ -182,19 +183,19 @@ class _Page:
                 }
                 for op in self._profile.ops
             ]
-        predicted = {s.place.node: s for s in sites if s.predicted is not None}
+        predicted = _predicted(self._report, sites)
         rows = []
-        for name, numbers in self._of_site.items():
-            if name in predicted:
-                site = predicted[name]
-                main = next((n for n in numbers if self._is_call(n)), numbers[0])
+        for name, (op, seconds) in predicted.items():
+            alone = [index[name]] if name in index else []
+            numbers = self._of_site.get(name, alone)
+            if numbers:
                 rows.append(
                     {
-                        "op": self._text(site.kernel),
+                        "op": self._text(op),
                         "nodes": numbers,
-                        "main": main,
+                        "main": next((n for n in numbers if self._is_call(n)), numbers[0]),
                         "us": None,
-                        "predicted": _us(site.predicted),
+                        "predicted": _us(seconds),
                         "gb": None,
                         "gop": None,
                         "share": None,
@@ -241,6 +242,22 @@ def _sites(report: Report) -> Iterator[_Site]:
     for miss in report.closest_misses:
         why = f"{miss.rule}: {miss.reason}"
         yield _Site("not fused", miss.anchor, miss.anchor.op, "", why, None, miss.pattern)
+
+
+def _predicted(report: Report, sites: Sequence[_Site]) -> dict[str, tuple[str, float]]:
+    """Return what runs each op and its predicted seconds, by the name of the op.
+
+    They are the kernels, the products in float, and the quantizes and dequantizes that were left.
+    The loops of other ops have no prediction.
+    """
+    found = {s.place.node: (s.kernel, s.predicted) for s in sites if s.predicted is not None}
+    left = {event.place.node for event in report.left}
+    for event in report.events:
+        if isinstance(event, Estimated) and (
+            event.int8_seconds is not None or event.place.node in left
+        ):
+            found.setdefault(event.place.node, (event.place.op, event.float_seconds))
+    return found
 
 
 def _lowered(event: Lowered) -> _Site:

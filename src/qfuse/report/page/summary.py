@@ -1,11 +1,9 @@
-"""What stands at the top of the page: the verdict, and what to do."""
+"""What stands at the top of the page: what to do, and the facts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from qfuse.report.screen import first_screen
 
 if TYPE_CHECKING:
     from qfuse.report.report import Report
@@ -28,11 +26,6 @@ class ToDo:
     seconds: float | None
     place: str
     nodes: tuple[str, ...]
-
-
-def verdict(report: Report) -> str:
-    """Return in one line what was achieved."""
-    return next(first_screen(report)).plain
 
 
 def all_to_do(report: Report) -> tuple[ToDo, ...]:

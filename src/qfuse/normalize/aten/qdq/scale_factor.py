@@ -171,8 +171,10 @@ def _known_zero(
 ) -> Factor | Miss | None:
     low, high = dtype_range(storage)
     integers = value.double()
-    if not bool(((integers == integers.round()) & (integers >= low) & (integers <= high)).all()):
-        text = "the zero point is not an integer in [{}, {}], the range of {}"
+    if not bool((integers == integers.round()).all()):
+        return Miss(MissCode.ZERO_POINT, at, "the zero point is not an integer")
+    if not bool(((integers >= low) & (integers <= high)).all()):
+        text = "the zero point is outside of [{}, {}], the range of {}"
         return Miss(MissCode.ZERO_POINT, at, text, low, high, dtype_name(storage))
     # Without a zero point a spec equals one that never had any, and symmetric kernels take it.
     if not bool(integers.any()):

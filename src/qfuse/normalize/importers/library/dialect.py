@@ -13,6 +13,7 @@ from qfuse.normalize.importers.library.scaled_mm import NormalizeScaledMm
 from qfuse.normalize.importers.library.scaled_mm_v2 import NormalizeScaledMmV2
 from qfuse.rewrite.rule import Rule
 
+_EAGER = "its result is a quantized tensor of eager mode, which has no canonical form"
 _GROUPED = "its rows are split between several weights at run time"
 
 
@@ -32,6 +33,9 @@ LIBRARY = Dialect(
     _rules,
     frozenset({"onednn"}),
     {
+        "aten::quantize_per_tensor": _EAGER,
+        "aten::quantize_per_tensor_dynamic": _EAGER,
+        "aten::quantize_per_channel": _EAGER,
         "aten::_weight_int8pack_mm": "its operands have no canonical form",
         "aten::_weight_int4pack_mm_for_cpu": "its operands have no canonical form",
         "aten::_scaled_mm": "its operands have no canonical form",

@@ -1,0 +1,52 @@
+"""Fake quantization that is written out is named, whatever the order of its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from qfuse.capture import capture
+from qfuse.ir.events import MissCode, Missed
+from qfuse.normalize import normalize
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Model(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self._forward = forward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._forward(x)
+
+
+def named(forward: Forward) -> list[str]:
+    """Return the ops at which a missing cast is reported."""
+    normal = normalize(capture(Model(forward), (torch.randn(4, 8),)))
+    misses = [m for m in normal.log.of(Missed) if "stay in float32" in m.reason]
+    assert all((m.rule, m.code) == ("quantize-chain", MissCode.DTYPE) for m in misses)
+    return [m.at.op for m in misses]
+
+
+@pytest.mark.parametrize(
+    ("forward", "ops"),
+    [
+        (lambda x: (x / 0.1).round().clamp(-128, 127) * 0.1, ["aten.clamp"]),
+        (lambda x: (x * 10).clamp(-8, 7).round() / 10, ["aten.round"]),
+        (lambda x: (((x / 0.1).round() + 3).clamp(0, 255) - 3) * 0.1, ["aten.clamp"]),
+        (lambda x: ((x / 0.1 + 3).round().clamp(0, 255) - 3) * 0.1, ["aten.clamp"]),
+        # Quantization that is recognized, and arithmetic that quantizes nothing.
+        (lambda x: (x / 0.1).round().clamp(-128, 127).to(torch.int8).float() * 0.1, []),
+        (lambda x: (x / 0.1).round().clamp(-0.5, 0.5) * 0.1, []),
+        (lambda x: (x / 0.1).clamp(-128, 127) * 0.1, []),
+        (lambda x: x.round().clamp(-128, 127) * 0.1, []),
+    ],
+)
+def test_rounded_values_that_stay_in_float_are_named(forward: Forward, ops: list[str]) -> None:
+    assert named(forward) == ops
