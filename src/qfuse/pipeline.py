@@ -11,14 +11,7 @@ import torch
 from qfuse.backends import Backend, BackendOptions, Runner, compile_claimed, compile_graph
 from qfuse.cost.model import CostModel
 from qfuse.extensions import Extension
-from qfuse.ir.errors import (
-    RULE_ERRORS,
-    BackendError,
-    CaptureError,
-    CheckError,
-    CompiledModelError,
-    OptionsError,
-)
+from qfuse.ir.errors import RULE_ERRORS, BackendError, CaptureError, CheckError, OptionsError
 from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph, StageGraph
@@ -35,7 +28,7 @@ from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.normalize import normalize
 from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
-from qfuse.plans import PlanData, package_versions, record_plan
+from qfuse.plans import PlanData, decisions_of, package_versions, record_plan
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
@@ -74,12 +67,8 @@ class Plan:
         return self.text or to_text(self.lowered.graph)
 
     def to_json(self) -> str:
-        """Return the decisions as JSON: rewrites and kernels, options, versions, machine.
-
-        Raises:
-            CompiledModelError: The model was loaded from a file.
-        """
-        return self._decisions.to_json()
+        """Return the decisions as JSON; a model that was loaded from a file has none."""
+        return decisions_of(self.data).to_json()
 
     def save(self, path: str | Path) -> None:
         """Write the decisions to a file, which ``qfuse.compile(..., plan=path)`` replays.
@@ -88,18 +77,7 @@ class Plan:
             CompiledModelError: The model was loaded from a file.
             OptionsError: The file cannot be written.
         """
-        self._decisions.save(path)
-
-    @property
-    def _decisions(self) -> PlanData:
-        if self.data is None:
-            raise CompiledModelError(
-                "the file of a compiled model holds its graph as text, and not the decisions "
-                "that a plan has",
-                fix="call fast.plan.save(path) in the process that compiles the model, before or "
-                "after fast.save",
-            )
-        return self.data
+        decisions_of(self.data).save(path)
 
     def compile(
         self,

@@ -70,7 +70,7 @@ def _with_user_frames(owns: Callable[[str], bool]) -> Iterator[None]:
             [frame for frame in inner if frame.name == "forward" or owns(frame.filename)]
         )
 
-    _ModuleStackTracer._filter_traceback_frames = kept
+    _ModuleStackTracer._filter_traceback_frames = kept  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ from qfuse.report.data import SCHEMA, event_data, finite, read_report
 from qfuse.report.facts import Facts
 from qfuse.report.frame import to_frame
 from qfuse.report.page import page_html
-from qfuse.report.page.given import check_given
+from qfuse.report.page.given import check_overlays
 from qfuse.report.screen import COLUMNS, first_screen
 from qfuse.report.tables import render_verbose
 from qfuse.report.work import WorkShare, work_share
@@ -216,7 +216,7 @@ class Report:
             OptionsError: The file cannot be written, ``profile`` is not a profile, or the model
                 has no module of a path in ``sqnr``.
         """
-        check_given(self, profile, sqnr or {})
+        check_overlays(self, profile, sqnr or {})
         write_output(path, page_html(self, profile, sqnr))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

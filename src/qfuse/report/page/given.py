@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qfuse.report.report import Report
 
 
-def check_given(report: Report, profile: object, sqnr: Mapping[str, float]) -> None:
+def check_overlays(report: Report, profile: object, sqnr: Mapping[str, float]) -> None:
     """Refuse a profile that is none, and modules that the model does not have.
 
     Raises:
