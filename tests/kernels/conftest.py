@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from qfuse.kernels import KernelLibrary, instruction_set, load
 
+FOLDER = Path(__file__).parent
 INSTRUCTION_SETS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "brgemm")
+# These have integer products of their own; the rest of them is that of avx2 and of avx512_vnni.
+SHARING = ("avx_vnni", "avx512")
+PRODUCTS = (
+    "test_linear_w8a8.py",
+    "test_linear_grouped.py",
+    "test_bounds.py",
+    "test_matmul_a8a8.py",
+    "test_convolution_w8a8.py",
+    "test_convolution_grouped.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to ``make test-all`` what instruction sets share, and is tested with another one."""
+    for item in items:
+        spec = getattr(item, "callspec", None)
+        shares = spec is not None and spec.params.get("isa") in SHARING
+        if shares and item.path.is_relative_to(FOLDER) and item.path.name not in PRODUCTS:
+            item.add_marker("thorough")
 
 
 @pytest.fixture(scope="session")
