@@ -46,6 +46,8 @@ def named(forward: Forward) -> list[str]:
         (lambda x: (x / 0.1).round().clamp(-0.5, 0.5) * 0.1, []),
         (lambda x: (x / 0.1).clamp(-128, 127) * 0.1, []),
         (lambda x: x.round().clamp(-128, 127) * 0.1, []),
+        (lambda x: x.chunk(2)[0].round().clamp(-128, 127) * 0.1, []),
+        (lambda x: x.max(-1).values.clamp(-128, 127) * 0.1 * x.max(-1).values, []),
     ],
 )
 def test_rounded_values_that_stay_in_float_are_named(forward: Forward, ops: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.events import Missed
-from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.graph.stage_graph import NormalGraph, place_of
 from qfuse.ir.ops.views import dtype_of
 from qfuse.rewrite.prelude import MissCode, Node, aten
@@ -50,7 +50,8 @@ def _codes(value: object) -> Node | None:
 
 def _source(node: object) -> Node | None:
     """Return the operand of a call of ATen, or ``None``."""
-    if not isinstance(node, Node) or node.op != "call_function" or not node.args:
+    # A getitem, or arithmetic of sizes, has no schema.
+    if not isinstance(node, Node) or overload_of(node) is None:
         return None
     source = arguments(node).get("self")
     return source if isinstance(source, Node) else None
