@@ -1,0 +1,89 @@
+"""The console script: what needs no torch is answered without importing it.
+
+Importing any module of ``qfuse`` imports torch, which takes seconds, so this is a package of its
+own. Everything but the version and the list of commands is done by :mod:`qfuse.cli`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from types import MappingProxyType
+
+import click
+
+__all__ = ["APART", "COMMANDS", "console_main", "overview"]
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "accuracy": "Compare MODEL, quantized with --quantize, with its float model, layer by "
+        "layer.",
+        "bisect": "Find the rewrite, the kernel or the backend that makes compiled MODEL differ.",
+        "build-kernels": "Compile qfuse's own kernels for this machine, ahead of the first use.",
+        "compile": "Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and "
+        "report.",
+        "diff": "Compare two JSON reports; exit with 1 if the second is worse, with 2 on bad "
+        "input.",
+        "doctor": "Show what this machine supports, what would silently not fuse, and how to fix "
+        "it.",
+        "explain": "Print the report of compiling MODEL, without compiling or running it.",
+        "lint": "Look for misplaced quantization in MODEL, and say what to change.",
+        "plan": "Work with plans that `qfuse compile --save-plan` wrote.",
+        "repro": "Say whether the rewrite of DIR still changes values.",
+        "run": "Run a saved model on its stored example inputs, and print the results.",
+        "verify": "Print a digest of what a saved model computes, for each instruction set of the "
+        "kernels.",
+    }
+)
+"""What each command does, as its help says."""
+
+APART: Mapping[str, str] = MappingProxyType(
+    {
+        "bench": "measure qfuse against its peers (needs the package qfuse-bench)",
+        "demo": "quantize and compile a sentence encoder (needs the package qfuse-bench)",
+    }
+)
+"""The commands of qfuse's own benchmark package, which is not part of the wheel."""
+
+
+def console_main() -> None:
+    """Run the command line with the arguments of the process."""
+    match sys.argv[1:]:
+        case ["--version"] if (installed := _installed_version()) is not None:
+            click.echo(f"qfuse, version {installed}")
+        case ["--help" | "-h"] if _plugins() <= set(APART):
+            overview()(["--help"], prog_name="qfuse")
+        case _:
+            from qfuse.cli import main  # noqa: PLC0415
+
+            main(prog_name="qfuse")
+
+
+def overview() -> click.Group:
+    """Return a group whose help is that of the command line."""
+    text = "Compile quantized PyTorch models, and report what was done and why."
+    group = click.Group(
+        "qfuse", context_settings={"help_option_names": ["-h", "--help"]}, help=text
+    )
+    group.params.append(
+        click.Option(["--version"], is_flag=True, help="Show the version and exit.")
+    )
+    group.params.append(click.Option(["-v", "--verbose"], is_flag=True, help="show what is logged"))
+    for name, does in COMMANDS.items():
+        group.add_command(click.Command(name, help=does))
+    for name, does in APART.items():
+        group.add_command(click.Command(name, short_help=does))
+    return group
+
+
+def _installed_version() -> str | None:
+    try:
+        return version("qfuse")
+    except PackageNotFoundError:
+        return None
+
+
+def _plugins() -> set[str]:
+    """Return the commands of other packages; their help is known after their import only."""
+    return {entry.name for entry in entry_points(group="qfuse.commands")}

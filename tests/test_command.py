@@ -1,0 +1,46 @@
+"""The console script answers without torch what needs none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import qfuse
+from qfuse.cli import main, plugins
+from qfuse_command import overview
+
+
+def answer(*arguments: str) -> str:
+    """What the console script prints, and whether it imported torch."""
+    script = (
+        "import sys, atexit\n"
+        f"sys.argv = ['qfuse', *{arguments!r}]\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        "from qfuse_command import console_main\n"
+        "console_main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_version_and_help_do_not_import_torch() -> None:
+    assert answer("--version") == f"qfuse, version {qfuse.__version__}\nFalse\n"
+    shown = answer("--help")
+    assert shown.startswith("Usage: qfuse [OPTIONS] COMMAND [ARGS]...\n")
+    assert shown.endswith("False\n")
+
+
+def test_the_overview_is_the_help_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the package of the benchmarks were not installed.
+    monkeypatch.setattr(plugins, "_installed", dict)
+    short, whole = (
+        CliRunner().invoke(group, ["--help"], prog_name="qfuse").output
+        for group in (overview(), main)
+    )
+
+    assert short == whole
