@@ -28,7 +28,7 @@ from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.normalize import normalize
 from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
-from qfuse.plans import PlanData, package_versions, record_plan
+from qfuse.plans import PlanData, decisions_of, package_versions, record_plan
 from qfuse.rewrite.budget import RewriteBudget, rule_of
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import Verdict
@@ -67,18 +67,17 @@ class Plan:
         return self.text or to_text(self.lowered.graph)
 
     def to_json(self) -> str:
-        """Return the decisions as JSON: rewrites and kernels, options, versions, machine."""
-        assert self.data is not None, "the plan was made without a pipeline"
-        return self.data.to_json()
+        """Return the decisions as JSON; a model that was loaded from a file has none."""
+        return decisions_of(self.data).to_json()
 
     def save(self, path: str | Path) -> None:
         """Write the decisions to a file, which ``qfuse.compile(..., plan=path)`` replays.
 
         Raises:
-            OSError: The file cannot be written.
+            CompiledModelError: The model was loaded from a file.
+            OptionsError: The file cannot be written.
         """
-        assert self.data is not None, "the plan was made without a pipeline"
-        self.data.save(path)
+        decisions_of(self.data).save(path)
 
     def compile(
         self,

@@ -14,6 +14,7 @@ from tests.support.graphs.reported_models import Blocks
 
 import qfuse
 from qfuse.cost import CostProfile
+from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Left, Noted, Place
 from qfuse.profile import Profile, profile_plan
 from qfuse.report import Report
@@ -176,6 +177,20 @@ def test_the_file_is_written(fast: qfuse.CompiledModel, tmp_path: Path) -> None:
 
     assert data_of((tmp_path / "page.html").read_text())["sqnr"] == {}
     assert data_of((tmp_path / "named.html").read_text())["sqnr"] == {"blocks.0": 31.5}
+
+
+def test_what_does_not_belong_to_the_report_is_refused(
+    fast: qfuse.CompiledModel, tmp_path: Path
+) -> None:
+    to = tmp_path / "page.html"
+    with pytest.raises(OptionsError, match=r"sqnr has 'blocks\.7'") as error:
+        fast.report.to_html(to, sqnr={"blocks.0": 3.0, "blocks.7": 3.0})
+    assert "blocks.1" in str(error.value.fix)
+    with pytest.raises(OptionsError, match="profile is a str"):
+        fast.report.to_html(to, profile="x")  # type: ignore[arg-type]
+    with pytest.raises(OptionsError, match="there is no folder"):
+        fast.report.to_html(tmp_path / "no" / "page.html")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

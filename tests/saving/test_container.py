@@ -101,8 +101,8 @@ def with_manifest(**changes: Any) -> Callable[[bytearray], object]:
 
 
 DAMAGE: dict[str, tuple[Callable[[bytearray], object], str]] = {
-    "nothing in it": (cut(0), "not a compiled model"),
-    "half a header": (cut(30), "not a compiled model"),
+    "nothing in it": (cut(0), "it is empty"),
+    "half a header": (cut(30), "truncated: it has 30 bytes"),
     "half a manifest": (cut(100), "damaged or truncated"),
     "no members": (cut(4096), "truncated: it has 4096 bytes"),
     "without the last byte": (cut(-1), "truncated"),
@@ -211,7 +211,7 @@ def test_a_limit_of_the_size_of_files(tmp_path: Path) -> None:
 
 def test_space_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
-        free = 10_000
+        free, total = 10_000, 20_000
 
     def create(_: Path) -> None:
         raise AssertionError("nothing is written")
@@ -220,6 +220,14 @@ def test_space_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(container, "_create", create)
     with pytest.raises(ModelFileError, match="disk is full"):
         write_file(tmp_path / "model.qfuse", FACTS, MEMBERS)
+
+
+def test_a_folder_that_takes_no_files_is_not_a_full_disk() -> None:
+    if not Path("/proc/self").is_dir():
+        pytest.skip("needs /proc")
+    with pytest.raises(ModelFileError, match="cannot be written") as error:
+        write_file(Path("/proc/model.qfuse"), FACTS, MEMBERS)
+    assert "full" not in str(error.value)
 
 
 @pytest.mark.parametrize("where", ["no/such/folder/m.qfuse", "."])

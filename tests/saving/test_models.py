@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qfuse
 from qfuse import kernels
-from qfuse.ir.errors import InputError, ModelFileError
+from qfuse.ir.errors import CompiledModelError, InputError, ModelFileError
 from qfuse.ir.events import Noted
 from qfuse.kernels import build
 from qfuse.saving import load
@@ -132,6 +132,9 @@ def test_report_and_plan_come_back(fast: qfuse.CompiledModel, path: Path) -> Non
     assert again.report == fast.report
     assert str(again.report) == str(fast.report)
     assert str(again.plan) == str(fast.plan)
+    # Its decisions are not in the file.
+    with pytest.raises(CompiledModelError, match=r"fast\.plan\.save"):
+        again.plan.save(path.with_suffix(".json"))
     assert repr(again) == repr(fast)
     assert again.signature.relations == fast.signature.relations
 

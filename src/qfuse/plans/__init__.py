@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qfuse.plans.data import KernelChoice, PlanData, Site
+from qfuse.plans.data import KernelChoice, PlanData, Site, decisions_of
 from qfuse.plans.diff import diff_plans
 from qfuse.plans.fit import Edits, find_edits
 from qfuse.plans.read import read_plan
@@ -14,6 +14,7 @@ __all__ = [
     "KernelChoice",
     "PlanData",
     "Site",
+    "decisions_of",
     "diff_plans",
     "find_edits",
     "package_versions",

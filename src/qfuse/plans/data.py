@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from qfuse.cost import CostProfile
+from qfuse.ir.errors import CompiledModelError
+from qfuse.ir.files import check_folder, unwritable
 from qfuse.targets import Target, write_atomically
 
 FORMAT = "qfuse-plan"
@@ -111,9 +113,27 @@ class PlanData:
         """Write the plan to a file, which holds the old or the new text at any time.
 
         Raises:
-            OSError: The file cannot be written.
+            OptionsError: The file cannot be written.
         """
-        write_atomically(Path(path), self.to_json())
+        check_folder(path)
+        try:
+            write_atomically(Path(path), self.to_json())
+        except OSError as error:
+            raise unwritable(error, path) from error
+
+
+def decisions_of(data: PlanData | None) -> PlanData:
+    """Return the decisions of a compiled model.
+
+    Raises:
+        CompiledModelError: There are none, since the model was loaded from a file.
+    """
+    if data is None:
+        raise CompiledModelError(
+            "the file of a compiled model holds its graph as text, and not the decisions of a plan",
+            fix="call fast.plan.save(path) in the process that compiles the model",
+        )
+    return data
 
 
 def _lines(values: list[dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qfuse.cost import CostProfile, bytes_text, rate_text, seconds_text
+from qfuse.ir.files import write_output
 from qfuse.profile.memory import LiveBytes
 from qfuse.profile.trace import Span, chrome_trace
 from qfuse.profile.work import OpWork
@@ -36,7 +37,7 @@ class OpTime:
         site: Name of the node of the optimized graph that it implements, or "".
         module: Path of its module, or "".
         source: The user's line, or "".
-        nanoseconds: The median of its measured times.
+        nanoseconds: The least of its measured times.
         work: Its work and predicted time; ``None`` if there is no model of it.
     """
 
@@ -160,8 +161,12 @@ class Profile:
         return chrome_trace(spans, self.memory)
 
     def save_chrome_trace(self, path: str | Path) -> None:
-        """Write :meth:`to_chrome_trace` to a file."""
-        Path(path).write_text(json.dumps(self.to_chrome_trace()), encoding="utf-8")
+        """Write :meth:`to_chrome_trace` to a file.
+
+        Raises:
+            OptionsError: The file cannot be written.
+        """
+        write_output(path, json.dumps(self.to_chrome_trace()))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options
@@ -190,8 +195,8 @@ class Profile:
         yield table
         total, compiled = self.nanoseconds * 1e-9, self.compiled_nanoseconds * 1e-9
         yield Text(
-            f"op by op {seconds_text(total)}; as a whole, by {self.backend}: "
-            f"{seconds_text(compiled)} (medians of {self.rounds})"
+            f"op by op {seconds_text(total)} (least of {self.rounds} runs each); as a whole, by "
+            f"{self.backend}: {seconds_text(compiled)} (median)"
         )
         if self.is_disturbed:
             least = seconds_text(self.compiled_least_nanoseconds * 1e-9)

@@ -23,6 +23,7 @@ from qfuse.ir.events import (
     Noted,
     RolledBack,
 )
+from qfuse.ir.files import write_output
 from qfuse.profile import Profile
 from qfuse.profile.memory import LiveBytes
 from qfuse.report.actions import Action, actions_of
@@ -30,6 +31,7 @@ from qfuse.report.data import SCHEMA, event_data, finite, read_report
 from qfuse.report.facts import Facts
 from qfuse.report.frame import to_frame
 from qfuse.report.page import page_html
+from qfuse.report.page.given import check_overlays
 from qfuse.report.screen import COLUMNS, first_screen
 from qfuse.report.tables import render_verbose
 from qfuse.report.work import WorkShare, work_share
@@ -202,8 +204,13 @@ class Report:
             path: The file.
             profile: What ``fast.profile(...)`` returned, for measured times.
             sqnr: The signal-to-noise ratio in dB by path of the module.
+
+        Raises:
+            OptionsError: The file cannot be written, ``profile`` is not a profile, or the model
+                has no module of a path in ``sqnr``.
         """
-        Path(path).write_text(page_html(self, profile, sqnr), encoding="utf-8")
+        check_overlays(self, profile, sqnr or {})
+        write_output(path, page_html(self, profile, sqnr))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options

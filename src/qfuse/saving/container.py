@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qfuse.ir.errors import ModelFileError
+from qfuse.ir.files import check_folder
 from qfuse.saving.tensors import Block
 
 FORMAT = 1
@@ -104,6 +105,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], members: Mapping[str, Ch
         ModelFileError: It cannot be written. Nothing is left of it.
     """
     head, size = _head(manifest, members)
+    check_folder(path, ModelFileError)
     try:
         _remove_stale(path)
         _check_space(path, size)
@@ -164,7 +166,9 @@ def open_bytes(data: bytes, name: str) -> Container:
 
 
 def is_model_file(path: Path) -> bool:
-    """Whether a file begins like one of this format, of any version."""
+    """Whether a file begins like one of this format, of any version, or is named like one."""
+    if path.suffix == SUFFIX:
+        return True
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
@@ -174,7 +178,14 @@ def is_model_file(path: Path) -> bool:
 
 def _opened(block: Block, name: str) -> Container:
     view = memoryview(block)
-    if len(view) < _MANIFEST_AT or bytes(view[: len(_MAGIC)]) != _MAGIC:
+    begin = bytes(view[: len(_MAGIC)])
+    if len(view) < _MANIFEST_AT and _MAGIC.startswith(begin):
+        raise ModelFileError(
+            f"it is truncated: it has {len(view)} bytes" if begin else "it is empty",
+            where=name,
+            fix=_AGAIN,
+        )
+    if begin != _MAGIC:
         raise ModelFileError(
             "it is not a compiled model that qfuse saved",
             where=name,
@@ -267,9 +278,9 @@ def _remove_stale(path: Path) -> None:
 
 
 def _check_space(path: Path, size: int) -> None:
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "it is a folder")
-    if shutil.disk_usage(path.parent).free < size:
+    usage = shutil.disk_usage(path.parent)
+    # A file system without a size, such as /proc, is not full: it takes no files at all.
+    if usage.total and usage.free < size:
         raise OSError(errno.ENOSPC, "the disk is full")
 
 
@@ -285,13 +296,17 @@ def _sync_folder(folder: Path) -> None:
 
 def _write_error(error: OSError, path: Path, size: int) -> ModelFileError:
     if error.errno in _FULL:
+        # A quota or a limit of the process is full, and not the disk.
+        which = "" if error.errno == errno.ENOSPC else f" ({error.strerror})"
         return ModelFileError(
-            f"the disk is full: the model takes {size / 1e6:.1f} MB ({error.strerror})",
+            f"the disk is full: the model takes {size / 1e6:.1f} MB{which}",
             where=str(path),
             fix="free space, or save to another disk; nothing was written",
         )
+    # The folder exists: it is one of the system, which takes no files.
+    why = "its folder takes no files" if error.errno == errno.ENOENT else error.strerror or error
     return ModelFileError(
-        f"it cannot be written: {error.strerror or error}",
+        f"it cannot be written: {why}",
         where=str(path),
-        fix="give a path in a folder that exists and that you may write to",
+        fix="give a path in a folder that you may write to",
     )

@@ -1,0 +1,51 @@
+"""Files that the user asks for: an error names what is missing, and no folder is made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qfuse.ir.errors import OptionsError, QfuseError
+
+_FIX = "make the folder first, or give a path in one that exists"
+
+
+def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> None:
+    """Refuse a path of which the folder does not exist, or that is a folder.
+
+    Args:
+        path: The file to write.
+        kind: The class of the error.
+
+    Raises:
+        QfuseError: Of the class ``kind``.
+    """
+    file = Path(path)
+    folder = file.absolute().parent
+    # Not `is_dir` of the path: it raises if the name is too long, which the write tells.
+    if os.path.isdir(file):  # noqa: PTH112
+        raise kind("it cannot be written: it is a folder", where=str(file), fix="name a file in it")
+    if not folder.is_dir():
+        raise kind(f"it cannot be written: there is no folder {folder}", where=str(file), fix=_FIX)
+
+
+def write_output(path: str | Path, text: str) -> None:
+    """Write a text file; an existing one is replaced.
+
+    Raises:
+        OptionsError: Its folder does not exist, or it cannot be written.
+    """
+    check_folder(path)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise unwritable(error, path) from error
+
+
+def unwritable(error: OSError, path: str | Path) -> OptionsError:
+    """Return the error for a file that cannot be written, for a reason of the system."""
+    return OptionsError(
+        f"it cannot be written: {error.strerror or error}",
+        where=str(path),
+        fix="give a path in a folder that you may write to",
+    )
