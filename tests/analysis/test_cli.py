@@ -58,7 +58,7 @@ def test_lint_writes_json_and_strict_fails_on_warnings() -> None:
 def test_a_float_model_has_no_findings() -> None:
     result = run("lint", FACTORY)
     assert result.exit_code == 0, result.output
-    assert result.output.strip() == "no findings: nothing to change in the quantization"
+    assert result.stdout.strip() == "no findings: nothing to change in the quantization"
 
 
 @pytest.mark.thorough

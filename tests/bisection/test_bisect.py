@@ -219,6 +219,11 @@ def test_what_a_difference_is_must_be_said(given: dict[str, Any], word: str) -> 
         qfuse.bisect(Twice().eval(), (x(),), **given)
 
 
+def test_a_predicate_that_is_true_for_equal_results_is_told() -> None:
+    with pytest.raises(OptionsError, match="true for equal results"):
+        bisect(differs=lambda *_: True)
+
+
 def test_a_predicate_that_fails_is_named() -> None:
     with pytest.raises(OptionsError, match="the predicate failed: KeyError"):
         qfuse.bisect(
@@ -261,11 +266,11 @@ def test_the_command_names_the_rule_and_exits_with_1(
         main, [*command, "--predicate=my_predicate:differs", f"--save-plan={plan}"]
     )
     assert result.exit_code == 1, result.output
-    assert "optimize/scale-tanh@tanh" in result.output
-    assert "options={'without': ['scale-tanh']}" in result.output
+    assert "optimize/scale-tanh@tanh" in result.stdout
+    assert "options={'without': ['scale-tanh']}" in result.stdout
     assert plan.is_file()
     same = CliRunner().invoke(main, [*command, "--atol=1e-3"])
-    assert (same.exit_code, same.output.partition("\n")[0]) == (0, "the results do not differ")
+    assert (same.exit_code, same.stdout.partition("\n")[0]) == (0, "the results do not differ")
     for text, word in (
         ("my_predicate", "is incomplete"),
         ("my_predicate:none", "cannot be imported"),

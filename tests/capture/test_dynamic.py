@@ -143,7 +143,7 @@ def test_an_axis_that_stays_fixed_is_a_warning() -> None:
             4,
             {"z": {0: Dim("b")}},
             "must be the arg names ['x']",
-            "declare the sizes that the model allows",
+            "the keys of dynamic_shapes: 'x'",
         ),
         (4, {"x": {0: Dim("b")}}, "satisfy the generated guard", "declare b = Dim('b', min=3)"),
     ],
@@ -159,6 +159,15 @@ def test_sizes_that_do_not_fit(example: int, shapes: Any, what: str, fix: str) -
     assert error.value.fix is not None
     assert fix in error.value.fix
     assert isinstance(error.value.__cause__, Exception)
+
+
+def test_a_size_that_the_model_fixes_is_to_be_left_out() -> None:
+    model = module(lambda self, x: self.fc(x), fc=torch.nn.Linear(4, 3))
+    shapes = {"x": {0: Dim("b"), 1: Dim("n")}}
+    with pytest.raises(CaptureError, match="leave n out of dynamic_shapes") as error:
+        capture(model, (torch.randn(5, 4),), dynamic_shapes=shapes)
+    assert "works for 4 only" in str(error.value.fix)
+    assert "mark_dynamic" not in str(error.value)
 
 
 def test_names_that_must_be_one() -> None:

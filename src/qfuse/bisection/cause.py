@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.nn import Module
 
-from qfuse.bisection.difference import Differs, largest, make_differs
+from qfuse.bisection.difference import Differs, check_predicate, largest, make_differs
 from qfuse.bisection.result import Bisection, Culprit, Origin
 from qfuse.bisection.run import ExampleCall
 from qfuse.bisection.search import RewriteSearch
@@ -73,6 +73,7 @@ def bisect(  # noqa: PLR0913 - one keyword per option
         with as_captured():
             own = call.run_graph(captured)
             if judge(own, expected):
+                check_predicate(differs, own, expected)
                 return Bisection(Origin.CAPTURE, error=largest(own, expected), note=_CAPTURE)
             pipeline = session.pipeline()
             plan = pipeline.plan(captured, inputs)

@@ -59,6 +59,19 @@ def make_differs(differs: Differs | None, rtol: float | None, atol: float | None
     return _Asked(differs)
 
 
+def check_predicate(differs: Differs | None, got: Any, expected: Any) -> None:
+    """Refuse a predicate, which has said that two results differ, if they are equal.
+
+    Raises:
+        OptionsError: The results are equal.
+    """
+    if differs is not None and not ResultTolerance(0.0, 0.0)(got, expected):
+        raise OptionsError(
+            "the predicate is true for equal results: those of the model and of its captured graph",
+            fix="it takes the result and the expected one; return False where they are equal",
+        )
+
+
 def largest(got: Any, expected: Any) -> float | None:
     """Return the largest absolute difference between elements; ``None`` if shapes differ.
 

@@ -63,14 +63,14 @@ def _with_user_frames(owns: Callable[[str], bool]) -> Iterator[None]:
     """
     from torch.fx.experimental.proxy_tensor import _ModuleStackTracer  # noqa: PLC0415
 
-    def kept(tracer: Any, frames: StackSummary) -> StackSummary:
+    def kept(_tracer: Any, frames: StackSummary) -> StackSummary:
         names = [frame.name for frame in frames]
         inner = frames[names.index("forward") :] if "forward" in names else []
         return StackSummary.from_list(
             [frame for frame in inner if frame.name == "forward" or owns(frame.filename)]
         )
 
-    _ModuleStackTracer._filter_traceback_frames = kept
+    _ModuleStackTracer._filter_traceback_frames = kept  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -11,12 +11,17 @@ from qfuse.ir.errors import CaptureError
 
 _FILE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 # torch's hints on debugging torch: up to the end of the sentence, or everything that follows.
-_SENTENCE = re.compile(r"\s*(For more information|For extended logs|If you suspect)[^\n]*")
+_SENTENCE = re.compile(
+    r"\s*(For more information|For extended logs|If you suspect|If you're using mark_dynamic)[^\n]*"
+)
 _TAIL = re.compile(
     r"\n+(The error above occurred when calling|consider using data-dependent|Caused by:|"
     r"The following call raised|Suggested fixes:)"
 )
 _SUGGESTION = re.compile(r"Suggested fixes:\n(?P<fixes>(?:[ \t]+.+\n?)+)")
+
+_CONSTANT = re.compile(r"(?P<name>\w+) = (?P<size>\d+)")
+_NAMES = re.compile(r"keys must be the arg names \[(?P<names>[^\]]*)\]")
 
 _FIXES = {
     "container": "a container among the results runs operators when it is rebuilt, as the dynamic "
@@ -66,9 +71,11 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
     text = str(error)
     what = _SENTENCE.sub("", _TAIL.split(text, maxsplit=1)[0]).strip() or type(error).__name__
     suggested = _SUGGESTION.search(text)
+    names = _NAMES.search(text)
     if suggested is not None:
-        fix = f"declare {'; '.join(suggested['fixes'].split(chr(10))).strip('; ')}"
-        fix = re.sub(r"\s+", " ", fix)
+        fix = _suggested_fix(suggested["fixes"])
+    elif names is not None:
+        fix = f"use the names of the inputs as the keys of dynamic_shapes: {names['names']}"
     else:
         fix = _FIXES.get(kind, _OTHER)
     if "specialized it to be a constant (1)" in text or "hint of 1" in text:
@@ -89,6 +96,19 @@ def empty_error(error: Exception, shape: tuple[int, ...]) -> CaptureError:
         where=_user_frame(error),
         fix="pass an example with elements; torch.export.Dim(..., min=0) allows empty inputs later",
     )
+
+
+def _suggested_fix(lines: str) -> str:
+    """Return what to do about torch's suggestions, such as ``n = 4`` and ``n = 2*m``."""
+    fixes, declared = [], []
+    for line in filter(None, map(str.strip, lines.splitlines())):
+        constant = _CONSTANT.fullmatch(line)
+        if constant is None:
+            declared.append(re.sub(r"\s+", " ", line))
+        else:
+            name, size = constant["name"], constant["size"]
+            fixes.append(f"leave {name} out of dynamic_shapes: the model works for {size} only")
+    return "; ".join([*fixes, *([f"declare {'; '.join(declared)}"] if declared else [])])
 
 
 def _kind_of_message(error: Exception) -> str:

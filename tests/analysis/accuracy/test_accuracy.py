@@ -340,6 +340,17 @@ def test_models_without_a_layer_in_common_are_refused() -> None:
         compare(network(2), network(2), batch(), keep=-1)
 
 
+def test_another_float_model_is_asked_for() -> None:
+    model, x = network(2), batch()
+    other = compare(with_bad_layer(model, "2"), network(2), x, keep=0)
+    same = compare(with_bad_layer(model, "2"), model, x, keep=0)
+
+    assert other.is_unrelated
+    assert "is this float model the one that was quantized?" in str(other)
+    assert not same.is_unrelated
+    assert "is this float model" not in str(same)
+
+
 def test_text_data_and_plot() -> None:
     model, x = network(2), batch()
     found = compare(with_bad_layer(model, "2"), model, x)

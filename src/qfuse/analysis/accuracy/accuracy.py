@@ -24,11 +24,15 @@ from qfuse.analysis.accuracy.table import render_accuracy
 from qfuse.analysis.predict import predicted_seconds
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Place
+from qfuse.ir.files import write_output
 from qfuse.ir.graph.stage_graph import CapturedGraph, place_of
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Options
 from qfuse.report.frame import import_pandas
 from qfuse.targets import Target
+
+# Below this cosine, results have nothing in common but chance.
+_UNRELATED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,15 @@ class Accuracy:
     untried: tuple[tuple[str, str], ...] = ()
     batches: int = 1
 
+    @property
+    def is_unrelated(self) -> bool:
+        """Whether no layer computes anything like the one of the float model.
+
+        Even two bits per value keep the direction of most results. Other weights do not.
+        """
+        found = [layer.own.cosine for layer in self.layers]
+        return bool(found) and max(found) < _UNRELATED
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; units are part of the names, infinite numbers are ``None``."""
         return {
@@ -125,8 +138,12 @@ class Accuracy:
         return bars_svg([(a.layer, a.own.sqnr_db, a.total.sqnr_db) for a in self.layers])
 
     def save_plot(self, path: str | Path) -> None:
-        """Write :meth:`to_svg` to a file."""
-        Path(path).write_text(self.to_svg(), encoding="utf-8")
+        """Write :meth:`to_svg` to a file.
+
+        Raises:
+            OptionsError: The file cannot be written.
+        """
+        write_output(path, self.to_svg())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         del console, options

@@ -25,6 +25,10 @@ def render_accuracy(accuracy: Accuracy) -> Iterator[Any]:
     runs = f"{accuracy.batches} batch{'es' * (accuracy.batches != 1)}"
     yield Text(f"Output, {runs}: quantization {_text(accuracy.output)};")
     yield Text(f"  the compiler adds {_text(accuracy.compiled_output)}")
+    if accuracy.is_unrelated:
+        most = max(layer.own.cosine for layer in accuracy.layers)
+        yield Text(f"No layer gives what its float layer gives (cosine {most:.2f} at most):", "red")
+        yield Text("is this float model the one that was quantized?", "red")
     if accuracy.layers:
         yield _layers(accuracy)
     rest = len(accuracy.layers) - _MOST_ROWS
