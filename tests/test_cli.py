@@ -196,4 +196,4 @@ def test_build_kernels_into_a_file_is_an_error_alone(tmp_path: Path) -> None:
 
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("error: the kernels cannot be copied: ")
+    assert "\nerror: the kernels cannot be copied: " in result.stderr

@@ -154,12 +154,12 @@ def test_bench_without_its_package_is_for_files_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "_installed", dict)
-    done = run("bench", tmp_path / "missing.qfuse")
+    done = run("bench", tmp_path / "missing")
     assert done.exit_code == 1
     assert "qfuse-bench" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "verify"])
+@pytest.mark.parametrize("command", ["run", "verify", "bench"])
 def test_errors_of_files(tmp_path: Path, command: str) -> None:
     done = run(command, tmp_path / "missing.qfuse")
     assert done.exit_code == 1

@@ -16,6 +16,7 @@ import qfuse
 from qfuse.cost import Bits, ComputeKind, CostModel, CostProfile, linear_work
 from qfuse.ir.errors import InputError
 from qfuse.profile import OpTime, Profile, profile_plan
+from qfuse.profile.run import _Clock, _ops
 from qfuse.profile.work import OpWork
 from qfuse.targets import Target
 
@@ -55,6 +56,16 @@ def test_the_method_of_a_compiled_model(fast: qfuse.CompiledModel) -> None:
     assert len(fast.profile(torch.randn(3, 16)).ops) > 10
     with pytest.raises(InputError):
         fast.profile(torch.randn(4, 16))
+
+
+def test_one_stall_of_the_machine_does_not_count(fast: qfuse.CompiledModel) -> None:
+    lowered = fast.plan.lowered
+    clock = _Clock(lowered.module)
+    calls = [n.name for n in lowered.graph.nodes if n.op == "call_function"]
+    clock.nanoseconds = {name: [10**9, 10**9, 1000 + i, 10**9] for i, name in enumerate(calls)}
+    ops = _ops(lowered, clock, {}, CostModel(MACHINE), as_traced=True)
+
+    assert sum(op.nanoseconds for op in ops) == sum(1000 + i for i in range(len(calls)))
 
 
 def test_nothing_is_changed(fast: qfuse.CompiledModel) -> None:

@@ -105,14 +105,19 @@ def test_a_long_pattern_takes_rows_and_its_carets_stay_under_it() -> None:
     carets = " " * TEXT.index(part) + "^" * len(part)
     longer = f"{'prefix(x) | ' * 9}{TEXT}\n{' ' * 108}{carets}"
 
-    assert_expected_inline(patterns(60, unmatched("a", "a", f"{TEXT}\n{carets}")), """\
+    assert_expected_inline(
+        patterns(60, unmatched("a", "a", f"{TEXT}\n{carets}")),
+        """\
 The part of a pattern that did not match
 a: expected aten.round, found aten.floor
   cast to 8 bits({clamp((round({(x / scale) | (x *
                          ^^^^^^^^^^^^^^^^^^^^^^^^^^
   inverse)}) + zero_point)?, low, high) | round(clamp(x))})
-  ^^^^^^^^^^^^^^^^^^^^^^^^^""")
-    assert_expected_inline(patterns(60, unmatched("a", "a", longer)), """\
+  ^^^^^^^^^^^^^^^^^^^^^^^^^""",
+    )
+    assert_expected_inline(
+        patterns(60, unmatched("a", "a", longer)),
+        """\
 The part of a pattern that did not match
 a: expected aten.round, found aten.floor
   ...| prefix(x) | prefix(x) | prefix(x) | prefix(x) |
@@ -120,7 +125,8 @@ a: expected aten.round, found aten.floor
                                      ^^^^^^^^^^^^^^^^^^^^^
   (x * inverse)}) + zero_point)?, low, high) |
   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  round(clamp(x))})""")
+  round(clamp(x))})""",
+    )
 
 
 def test_without_patterns_the_table_is_all() -> None:

@@ -11,9 +11,10 @@ import click
 import qfuse
 from qfuse.analysis import Severity
 from qfuse.analysis.placement.table import lint_table
-from qfuse.cli.console import OUT
+from qfuse.cli.console import OUT, show_progress
 from qfuse.cli.loading import load_quantized, loading_options
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import write_output
 
 
 @click.command("lint")
@@ -26,7 +27,8 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
     MODEL is a zoo name, module:factory, or a .pt2 file.
     """
     made = load_quantized(**given)
-    findings = qfuse.lint(made.model, made.args, made.kwargs)
+    with show_progress() as say:
+        findings = qfuse.lint(made.model, made.args, made.kwargs, progress=say)
     if as_json:
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
@@ -81,14 +83,21 @@ def accuracy_command(
     more = [
         made.loaded.zoo.inputs(seed) for seed in range(1, batches) if made.loaded.zoo is not None
     ]
-    found = qfuse.measure_accuracy(
-        made.model, made.loaded.model, made.args, made.kwargs, batches=more, keep=keep
-    )
+    with show_progress() as say:
+        found = qfuse.measure_accuracy(
+            made.model,
+            made.loaded.model,
+            made.args,
+            made.kwargs,
+            batches=more,
+            keep=keep,
+            progress=say,
+        )
     if plot is not None:
         found.save_plot(plot)
     if report_json == "-":
         click.echo(found.to_json())
         return
     if report_json is not None:
-        Path(report_json).write_text(found.to_json(), encoding="utf-8")
+        write_output(report_json, found.to_json())
     OUT.print(found)

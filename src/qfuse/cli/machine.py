@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from qfuse import kernels
 from qfuse.cli.bundle import bundle_options, show_bundle
@@ -51,14 +52,15 @@ def doctor_command(
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=2, default=str))
         return
-    table = Table(title="qfuse doctor", title_justify="left")
-    for column in ("", "what", "what was seen", "what to do"):
-        table.add_column(column, overflow="fold")
+    # Rows of the whole width: in a column of a table the names of ops would be split.
+    table = Table.grid("", "", padding=(0, 1, 0, 0))
     style = {"ok": "green", "warn": "yellow", "bad": "red"}
     for finding in findings:
         level = str(finding.level)
-        mark = f"[{style[level]}]{level}[/]"
-        table.add_row(mark, finding.what, finding.detail, finding.fix)
+        text = Text.assemble((finding.what, "bold"), f": {finding.detail}")
+        table.add_row(Text(level, style[level]), text)
+        if finding.fix:
+            table.add_row("", Text(f"do: {finding.fix}", "green"))
     OUT.print(table)
 
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +26,7 @@ from qfuse.cli.plans import plan_command, plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.repro import repro_command
 from qfuse.cli.request import Request, float_dtype_of, model_options, prepared_model, read_request
+from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
 from qfuse.zoo.resolve import load_model
@@ -170,7 +170,7 @@ def _show(report: Report, request: Request) -> Report:
         click.echo(report.to_json())
         return report
     if request.report_json is not None:
-        Path(request.report_json).write_text(report.to_json(), encoding="utf-8")
+        write_output(request.report_json, report.to_json())
     OUT.print(report.renderable(verbose=request.verbose))
     return report
 

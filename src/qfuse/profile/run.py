@@ -43,8 +43,9 @@ def profile_plan(
 ) -> Profile:
     """Measure every op of a plan, and its compiled code as a whole.
 
-    Each round runs the graph op by op and then the compiled code; the times are medians over the
-    rounds. Neither the inputs, nor the model's state, nor the random state changes.
+    Each round runs the graph op by op and then the compiled code. The time of an op is its least
+    one, so that a stall of the machine in one round does not dwarf the other ops. Neither the
+    inputs, nor the model's state, nor the random state changes.
 
     Args:
         plan: The plan.
@@ -158,7 +159,7 @@ class _Part:
 def _ops(
     lowered: LoweredGraph, clock: _Clock, works: dict[str, Any], cost: CostModel, *, as_traced: bool
 ) -> tuple[OpTime, ...]:
-    medians = {name: round(statistics.median(t)) for name, t in clock.nanoseconds.items()}
+    least = {name: min(times) for name, times in clock.nanoseconds.items()}
     parts = list(_parts(lowered))
     # The work of a kernel whose nodes are not next to each other cannot be given to either part.
     counts: dict[str, int] = {}
@@ -169,7 +170,7 @@ def _ops(
         plan = part.work if as_traced and counts[part.site] == 1 else None
         if part.work is None:
             plan = works.get(part.nodes[0].name)
-        main = _main(part.nodes, medians)
+        main = _main(part.nodes, least)
         place, claim = place_of(main), main.meta.get(CLAIM_META)
         ops.append(
             OpTime(
@@ -179,7 +180,7 @@ def _ops(
                 site=part.site,
                 module=place.module,
                 source=place.source,
-                nanoseconds=sum(medians[node.name] for node in part.nodes),
+                nanoseconds=sum(least[node.name] for node in part.nodes),
                 work=None if plan is None else OpWork.of(plan, cost),
             )
         )

@@ -35,6 +35,11 @@ class ModelFinding:
     predicted_seconds: float | None = None
     fix: str = ""
 
+    @property
+    def costs_nothing(self) -> bool:
+        """Whether it is known to cost this model no time."""
+        return self.predicted_seconds == 0
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
         return asdict(self)
@@ -44,6 +49,8 @@ def preflight(
     report: Report, findings: Sequence[Finding], target: Target
 ) -> tuple[ModelFinding, ...]:
     """Return what keeps a model from its speed: first breakage, then the most expensive.
+
+    What costs this model nothing comes last.
 
     Args:
         report: Of the model, explained on this machine.
@@ -58,7 +65,11 @@ def preflight(
     return tuple(
         sorted(
             [*of_model, *of_machine],
-            key=lambda one: (order.index(one.level), -(one.predicted_seconds or 0.0)),
+            key=lambda one: (
+                one.costs_nothing,
+                order.index(one.level),
+                -(one.predicted_seconds or 0.0),
+            ),
         )
     )
 

@@ -144,7 +144,8 @@ class _Pattern:
         del console
         width = options.max_width - len(_INDENT)
         yield Text(f"{self.miss.rule}: {self.miss.reason}")
-        for text, carets in _rows(*self.miss.pattern.split("\n"), width):
+        pattern, marks = self.miss.pattern.split("\n")
+        for text, carets in _rows(pattern, marks, width):
             yield Text(_INDENT + text)
             if carets.strip():
                 yield Text(_INDENT + carets, "red")
