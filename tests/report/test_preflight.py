@@ -71,6 +71,15 @@ def test_what_concerns_inductor_costs_nothing_here() -> None:
     assert "nothing: " in seen["kernels that are only declared"].cost
 
 
+def test_what_costs_nothing_comes_last() -> None:
+    free = [
+        one.costs_nothing for one in found(Weighted(linear), replace(TARGET, threads=1)).values()
+    ]
+
+    assert free == sorted(free)
+    assert set(free) == {True, False}
+
+
 def test_missing_kernels_are_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = kernels.KernelLibrary(available=False, reason="no C++ compiler was found")
     monkeypatch.setattr(kernels, "load", lambda *_: missing)
@@ -97,7 +106,7 @@ def test_the_command_shows_a_model() -> None:
     assert {"level", "what", "cost", "predicted_seconds", "fix"} <= set(data["findings"][0])
     text = doctor(model)
     assert "1 of 1 products" in text
-    assert "costs here" in text
+    assert "costs here" in text or "costs nothing here" in text
 
 
 def factory() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:

@@ -27,7 +27,7 @@ def _say_lines() -> Callable[[str], None]:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[str], None]]:
-    """Show the current step and its time on stderr: one line per step if that is no terminal."""
+    """Show the current step and its time on stderr: one line per step if it is not a terminal."""
     if not ERR.is_terminal:
         yield _say_lines()
         return

@@ -55,13 +55,13 @@ class Line:
 def first_screen(report: Report) -> Iterator[Text]:
     """Yield at most 23 lines of at most 80 columns, most important first.
 
-    A sentence that is too long takes a second line while there is room, the first ones first.
+    A sentence that is too long takes a second line if lines are left, the first ones first.
     """
     lines = list(_lines(report))
-    room = LINES - 1 - len(lines)
+    left = LINES - 1 - len(lines)
     for line in lines:
-        parts = line.parts(2 if room > 0 else 1)
-        room -= len(parts) - 1
+        parts = line.parts(2 if left > 0 else 1)
+        left -= len(parts) - 1
         yield from (Text(part, line.style) for part in parts)
 
 
@@ -127,8 +127,8 @@ def line_text(place: Place, width: int | None = None) -> str:
     code = f": {code}" if code else ""
     if width is None or len(line + code + module) <= width:
         return line + code + module
-    room = width - len(line + module)
-    code = cut(code, room) if room > _LEAST_CODE else ""
+    left = width - len(line + module)
+    code = cut(code, left) if left > _LEAST_CODE else ""
     # Of a module that is too long itself, the end differs between layers.
     cut_off = len(line + code + module) - width
     return line + code + (module if cut_off <= 0 else f"  [...{module[cut_off + 6 :]}")
@@ -162,8 +162,8 @@ def action_lines(number: int, action: Action, width: int | None = COLUMNS) -> It
     times = f" ({count} places)" if count > 1 else ""
     yield Line(f"{number}. {cost}{action.tried}: {action.reason}", tail=times)
     if action.places:
-        room = None if width is None else width - len(_INDENT)
-        yield Line(f"{_INDENT}{line_text(action.places[0], room)}", "cyan")
+        left = None if width is None else width - len(_INDENT)
+        yield Line(f"{_INDENT}{line_text(action.places[0], left)}", "cyan")
     if action.advice is not None:
         yield Line(f"{_INDENT}do: {action.advice.do}", "green")
 
