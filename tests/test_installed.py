@@ -172,7 +172,7 @@ def test_what_needs_another_package_says_so(
     ("args", "says"),
     [
         (("--version",), [__version__]),
-        (("doctor",), ["qfuse doctor"]),
+        (("doctor",), ["instruction set: "]),
         (("compile", "model:small", "--no-own-kernels", "--backend=eager"), ["eager"]),
         (
             ("explain", "model:small", "--no-own-kernels", "--quantize=w8a16", "--verbose"),
