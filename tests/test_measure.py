@@ -28,7 +28,7 @@ SLOW_INT8 = replace(CostProfile.pinned(), int8_ops=60e9, int8_ops_one_row=6e9)
 @pytest.fixture
 def slow_int8(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is faster in float."""
-    monkeypatch.setattr(session, "load_or_measure", lambda _: SLOW_INT8)
+    monkeypatch.setattr(session, "load_or_measure", lambda _, **__: SLOW_INT8)
 
 
 def wide(plan: Any = None, **options: Any) -> qfuse.CompiledModel:
@@ -73,7 +73,7 @@ def test_a_plan_with_floats_is_replayed(monkeypatch: pytest.MonkeyPatch, tmp_pat
     fast = wide()
     fast.plan.save(tmp_path / "plan.json")
     # The plan has its own speeds.
-    monkeypatch.setattr(session, "load_or_measure", lambda _: CostProfile.pinned())
+    monkeypatch.setattr(session, "load_or_measure", lambda _, **__: CostProfile.pinned())
     assert kernels_of(wide()) == {W8A8}
     again = wide(tmp_path / "plan.json")
     assert kernels_of(again) == {"float"}

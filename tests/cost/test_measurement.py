@@ -213,7 +213,8 @@ def test_more_threads_than_cores_are_never_quiet(monkeypatch: pytest.MonkeyPatch
     assert measure(Target.for_testing(threads=2, usable_cores=2), budget=0).quiet
 
 
-def test_int8_without_onednn() -> None:
+def test_int8_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch_api, "kernels_in_use", lambda: "")
     target = Target.for_testing(
         threads=1, kernels={"onednn::qlinear_pointwise": KernelState.ABSENT}
     )
@@ -228,7 +229,8 @@ def test_int8_without_onednn() -> None:
     assert profile.library_call_seconds > 0
 
 
-def test_without_any_int8_kernel_int8_is_as_fast_as_f32() -> None:
+def test_without_any_int8_kernel_int8_is_as_fast_as_f32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch_api, "kernels_in_use", lambda: "")
     target = Target.for_testing(
         threads=1,
         mkldnn_enabled=False,

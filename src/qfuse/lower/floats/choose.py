@@ -26,8 +26,10 @@ from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.select import Losers, Offer
 from qfuse.rewrite.prelude import Node
 
-# A weight in float takes memory, so it has to gain more than predictions are wrong by.
+# A weight in float takes memory, so it has to gain more than predictions are wrong by: a part of
+# the time, and more than the calls of two small kernels differ by.
 _WORTH = 0.95
+_LEAST_GAIN = 2e-6  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,9 @@ def _candidate(
     if seconds is None:
         return None
     theirs = _with_op_behind(rival, after, context)
-    pays = seconds <= theirs.seconds * (1 if weight is None else _WORTH)
-    return _Candidate(problem, seconds, theirs, theirs.seconds - seconds, weight, pays)
+    gain = theirs.seconds - seconds
+    pays = gain >= (0 if weight is None else max(_LEAST_GAIN, (1 - _WORTH) * theirs.seconds))
+    return _Candidate(problem, seconds, theirs, gain, weight, pays)
 
 
 def _float_seconds(problem: ProductProblem, context: LoweringContext) -> float | None:

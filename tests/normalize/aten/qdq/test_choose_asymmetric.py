@@ -350,7 +350,8 @@ def test_every_spelling_runs_on_the_int8_kernel(form: str, isa: str) -> None:
     target = Target.for_testing(isa=isa)
     fast = qfuse.compile(model, (x,), options={"backend": "eager"}, check="site", target=target)
 
-    assert [event.kernel for event in fast.report.fused] == ["qfuse.linear_w8a8"]
+    fused = {event.kernel for event in fast.report.fused}
+    assert fused - {"qfuse.layer_norm_quantized"} == {"qfuse.linear_w8a8"}
     assert fast.report.rolled_back == ()
     chosen = "without zero" not in form
     assert fast.report.fired["choose-asymmetric"] == chosen
