@@ -25,7 +25,8 @@ def compiled(
     model: nn.Module, *args: torch.Tensor, own_kernels: bool = True, **options: object
 ) -> qfuse.CompiledModel:
     """Compile for a pinned target, without a backend; nothing may have been rolled back."""
-    chosen = {"backend": "eager", "own_kernels": own_kernels}
+    # Products as small as these may be faster in float.
+    chosen = {"backend": "eager", "own_kernels": own_kernels, "prefer": "memory"}
     fast = qfuse.compile(
         model.eval(),
         args,

@@ -24,7 +24,8 @@ MACHINE = CostProfile.pinned()
 
 
 def compiled(model: nn.Module, *args: torch.Tensor, **given: object) -> qfuse.CompiledModel:
-    options = {"backend": "eager", "own_kernels": False}
+    # Products as small as these are faster in float.
+    options = {"backend": "eager", "own_kernels": False, "prefer": "memory"}
     target = Target.for_testing()
     return qfuse.compile(model.eval(), args, target=target, options=options, **given)  # type: ignore[arg-type]
 
