@@ -30,7 +30,8 @@ EVIL = '</script><script>alert(1)</script><img src=x onerror="alert(1)">\u2028{{
 
 @pytest.fixture(scope="module")
 def fast() -> qfuse.CompiledModel:
-    options = {"backend": "eager", "own_kernels": False}
+    # Products as small as these are faster in float.
+    options = {"backend": "eager", "own_kernels": False, "prefer": "memory"}
     target = Target.for_testing()
     return qfuse.compile(Blocks(2).eval(), (torch.randn(3, 16),), target=target, options=options)
 

@@ -150,11 +150,11 @@ def test_an_op_that_only_lost_a_fusion_is_not_a_failure() -> None:
         ([("model", True, 0.0, 0.0)], "passed (the same bits)"),
         (
             [("model", True, 0.0, 0.0), ("compiled", True, 0.067, 8.0)],
-            "passed (error: <0.1 x the source's own rounding error; up to 8 x passes)",
+            "passed (error: <0.1 x the source's rounding error; up to 8 x passes)",
         ),
         (
             [("model", True, 0.5, 8.0), ("compiled", True, 0.1, 8.0)],
-            "passed (error: 0.5 x the source's own rounding error; up to 8 x passes)",
+            "passed (error: 0.5 x the source's rounding error; up to 8 x passes)",
         ),
         # The graph runs op by op then.
         ([("model", True, 0.0, 0.0), ("compiled", False, 9.0, 8.0)], "passed (the same bits)"),
