@@ -33,7 +33,7 @@ def _explained(steps: list[str]) -> tuple[qfuse.Report, float]:
 
 
 def test_measuring_the_machine_is_said_and_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "measure", _slow_measurement)
+    monkeypatch.setattr(session, "measure_speeds", _slow_measurement)
     monkeypatch.setattr(session, "load_or_measure", lambda target, measure: measure(target))
     steps: list[str] = []
     report, passed = _explained(steps)
