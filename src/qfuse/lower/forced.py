@@ -25,7 +25,7 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     Raises:
         PlanError: No kernel of that name covers the op, or it refuses it.
     """
-    name = context.forced.get(site_of(problem.place))
+    name = context.forced_kernel(problem)
     if name is None:
         return None
     # A float product is chosen before kernels are; here it was not permitted.

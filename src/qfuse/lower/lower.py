@@ -232,7 +232,7 @@ class _Lowering:
 
     def _runs_in_float(self, problem: ProductProblem, choice: FloatChoice) -> bool:
         """Compute ``problem`` in float if that is faster and permitted; return whether it is."""
-        if choice.rival is None and problem.place.name not in self._context.forced:
+        if choice.rival is None and self._context.forced_kernel(problem) is None:
             return False
         place, what = place_of(problem.place), describe_problem(problem)
         losers = (*choice.losers, *self._context.select(problem).losers)
@@ -251,7 +251,7 @@ class _Lowering:
 
         def edit(rw: Rewriter) -> Node:
             call = float_call(problem, choice.weight, rw)
-            call.meta[SITE_META] = place.name
+            call.meta[SITE_META] = site_of(place)
             rw.replace(place, call)
             return call
 

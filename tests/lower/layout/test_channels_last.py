@@ -6,7 +6,7 @@ from tests.support.cases.convolution_regions import ConvolutionBoard
 from torch.fx import Node
 
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.events import EXPAND, Estimated, Lowered
+from qfuse.ir.events import EXPAND, FLOAT, Estimated, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import OptimizedGraph
 from qfuse.ir.ops import library as ops
@@ -73,6 +73,7 @@ def test_a_chain_is_copied_only_where_it_begins_and_ends() -> None:
     check(program, made, n=3)
 
 
+@pytest.mark.own_kernels
 def test_events_before_and_after_name_the_same_op() -> None:
     """Otherwise the report does not know that the convolutions run on kernels."""
     board = ConvolutionBoard()
@@ -85,10 +86,11 @@ def test_events_before_and_after_name_the_same_op() -> None:
     assert {e.place.node for e in made.log.of(Estimated) if e.multiply_adds} == names
     assert {e.place.node for e in lowered} == names
     # As in a plan, which forces a kernel by the name of the op in the optimized graph.
-    forced = dict.fromkeys(names, EXPAND)
-    wishes = Wishes(forced)
-    made = lower(clone(program), Target.for_testing(), cost, all_kernels(BUILT), wishes=wishes)
-    assert {e.kernel for e in made.log.of(Lowered)} == {EXPAND}
+    for kernel in (EXPAND, FLOAT):
+        wishes = Wishes(dict.fromkeys(names, kernel))
+        made = lower(clone(program), Target.for_testing(), cost, all_kernels(BUILT), wishes=wishes)
+        assert {e.kernel for e in made.log.of(Lowered)} == {kernel}
+        assert {e.place.node for e in made.log.of(Lowered)} == names
 
 
 def test_dynamic_sizes_stay_dynamic() -> None:

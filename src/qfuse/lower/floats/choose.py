@@ -142,7 +142,7 @@ def _candidate(
     problem: ProductProblem, after: LinearRowwiseProblem | None, context: LoweringContext
 ) -> _Candidate | None:
     """Return ``problem`` if its float form is faster than its kernels, or forced."""
-    forced = context.forced.get(problem.place.name)
+    forced = context.forced_kernel(problem)
     if forced not in {None, FLOAT}:
         return None
     weight, seconds = float_weight(problem), _float_seconds(problem, context)

@@ -8,7 +8,7 @@ from typing import Any
 
 from qfuse.cost.model import CostModel
 from qfuse.cost.times import Seconds, Times
-from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange
+from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange, site_of
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem
@@ -28,7 +28,7 @@ class LoweringContext:
         target: The machine to lower for.
         cost: Predicts the time of kernels.
         kernels: The registry.
-        forced: Kernels that a plan asks for, by the name of the op's node.
+        forced: Kernels that a plan asks for, by the name of the op in the optimized graph.
         times: Measured times of products.
         asked: The answers of kernels about products, which are asked when floats are chosen and
             when they are lowered. Lowering other ops does not change what they depend on.
@@ -56,6 +56,10 @@ class LoweringContext:
     def symbols(self) -> Mapping[str, SymbolRange]:
         """The ranges of the dynamic sizes."""
         return self.program.signature.symbols
+
+    def forced_kernel(self, problem: Problem) -> str | None:
+        """Return the kernel that a plan asks for, by the name of the op in the optimized graph."""
+        return self.forced.get(site_of(problem.place))
 
     def select(self, problem: Problem) -> Choice:
         """Ask every kernel that covers ``problem``, and select the fastest."""
