@@ -16,6 +16,7 @@ from qfuse import kernels
 from qfuse.backends import CompiledModule, compile_graph
 from qfuse.cost import CostModel, CostProfile
 from qfuse.ir.events import Exactness, Noted, RolledBack
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import CapturedGraph, InputSpec
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.signature.run import run_flat
@@ -26,6 +27,8 @@ from qfuse.pipeline import Pipeline, Plan
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.tolerance import SITE
 from qfuse.targets import Target
+
+aten = torch.ops.aten
 
 MOST_IDS = 11
 """Inputs of int64 are indices below this."""
@@ -62,8 +65,11 @@ class CapturedCase:
         """Whether the layout of a value may be taken for two.
 
         Torch tells channels-last by the strides, also by those of axes of size one. Ops that compute
-        element by element drop these, and their fake versions do not.
+        element by element drop these, and their fake versions do not. `max_pool1d` returns a
+        contiguous tensor, and its fake version one that lies as the image does.
         """
+        if any(is_call(node, aten.max_pool1d.default) for node in self.program.graph.nodes):
+            return True
         computed: set[Node] = set()
         for node in self.program.graph.nodes:
             if node.op == "placeholder" or computed & set(node.all_input_nodes):

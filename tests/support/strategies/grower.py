@@ -151,6 +151,16 @@ class Grower:
             return (torch.randint(-127, 128, shape, generator=self.random) / 8).to(dtype)
         return torch.randn(shape, generator=self.random).to(dtype)
 
+    def factors(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Random real numbers to multiply by; powers of two and 0 if sums must be exact.
+
+        Products with other numbers take more bits, and may be rounded before or after a sum.
+        """
+        if not self.exact:
+            return self.numbers(shape, dtype)
+        powers = torch.randint(-3, 4, shape, generator=self.random).exp2()
+        return (powers * torch.randint(-1, 2, shape, generator=self.random)).to(dtype)
+
     def add(self, node: Node, *, coarse: bool = False) -> Value:
         """Put a new real tensor into the pool."""
         value = Value(node, coarse)

@@ -116,17 +116,16 @@ def _residual(g: ImageGrower, x: Value) -> Node:
     if kind == "self":
         return x.node
     if kind == "constant":
-        return _broadcast_constant(g, x)
+        return g.b.const(g.name("c"), g.numbers(_broadcast_shape(g, x), g.real(x)))
     return g.pick(alike).node
 
 
-def _broadcast_constant(g: ImageGrower, x: Value) -> Node:
-    """A constant of one number per channel, of one number, or of some of the axes."""
+def _broadcast_shape(g: ImageGrower, x: Value) -> list[int]:
+    """The shape of one number per channel, of one number, or of some of the axes."""
     sizes = [1] * len(shape_of(x.node))
     if g.usual():
         sizes[g.channel_axis] = g.channels(x.node)
-    shape = sizes if g.draw_bool() else sizes[g.channel_axis :]
-    return g.b.const(g.name("c"), g.numbers(shape, g.real(x)))
+    return sizes if g.draw_bool() else sizes[g.channel_axis :]
 
 
 def _product(g: ImageGrower, weights: Weights) -> None:
@@ -138,7 +137,7 @@ def _product(g: ImageGrower, weights: Weights) -> None:
     if kind == "value":
         g.made(aten.mul.Tensor, x.node, g.pick(g.alike(x.node)).node)
         return
-    other = _broadcast_constant(g, x)
+    other = g.b.const(g.name("c"), g.factors(_broadcast_shape(g, x), g.real(x)))
     if kind == "gate" and not g.exact:
         axes: list[Argument] = list(range(-g.rank, 0))
         pooled = g.made(aten.mean.dim, x.node, axes, True)
