@@ -20,7 +20,7 @@ from qfuse import session
 from qfuse.cost import CostProfile
 from qfuse.cost.times import Times
 from qfuse.targets import Target
-from tests.support import _export_api, machine, summary
+from tests.support import _export_api, machine, pairs, summary
 
 SEED_VARIABLE = "QFUSE_TEST_SEED"
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
@@ -134,6 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         mark = _MARKED.get(item.path.relative_to(FOLDER).parts[0])
         if mark is not None:
             item.add_marker(mark)
+    pairs.mark_the_rest(items)
 
 
 def pytest_collection_finish() -> None:
