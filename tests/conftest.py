@@ -168,7 +168,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
-    """End with what this machine could not test, and with what was drawn anew."""
+    """End with what this machine could not test, what took long, and what was drawn anew."""
     result = yield
     stats = terminalreporter.stats
     if terminalreporter.config.option.collectonly:
@@ -176,6 +176,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
     terminalreporter.write_line(
         summary.not_tested_text(summary.not_tested(stats.get("skipped", ())))
     )
+    timed = [r for found in stats.values() for r in found if hasattr(r, "duration")]
+    terminalreporter.write_line(summary.longest_text(timed))
     if os.environ.get(PROFILE_VARIABLE) == "fuzz":
         called = [r for outcome in ("passed", "failed") for r in stats.get(outcome, ())]
         terminalreporter.write_line(summary.drawn_text(*summary.drawn(called)))

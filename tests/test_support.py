@@ -51,6 +51,15 @@ def test_the_last_line_says_what_was_not_tested(counts: dict[str, int], text: st
     assert summary.not_tested_text(Counter(counts)) == text
 
 
+def test_the_files_that_took_longest_come_first() -> None:
+    taken = {"a.py::test_it": 1.0, "b.py::test_it": 3.6, "a.py::test_it[1]": 4.4, "c.py::x": 0.5}
+    reports = [SimpleNamespace(nodeid=name, duration=time) for name, time in taken.items()]
+
+    assert summary.longest_text(reports) == "longest: a.py 5 s, b.py 4 s"
+    assert summary.longest_text(reports, 1) == "longest: a.py 5 s"
+    assert summary.longest_text([]) == "longest: nothing took a second"
+
+
 @pytest.mark.property
 @given(st.integers())
 def test_examples_are_counted(number: int) -> None:
