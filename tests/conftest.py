@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Generator, Iterator
@@ -19,7 +20,7 @@ from qfuse import session
 from qfuse.cost import CostProfile
 from qfuse.cost.times import Times
 from qfuse.targets import Target
-from tests.support import _export_api, machine, summary
+from tests.support import _export_api, machine, pairs, summary
 
 SEED_VARIABLE = "QFUSE_TEST_SEED"
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
@@ -29,17 +30,35 @@ EXAMPLES_VARIABLE = "QFUSE_FUZZ_EXAMPLES"
 SEED = 20260101
 
 FOLDER = Path(__file__).parent
-# What the tests of these folders do, whatever they look at.
-_MARKED_FOLDERS = {
+# What the tests of these folders and files do, whatever they look at.
+_MARKED = {
     "backends": "compiler",
     "benchmarks": "export",
+    "bisection": "export",
     "capture": "export",
+    "cases": "export",
     "docs": "export",
+    "dynamo": "compiler",
     "examples": "export",
+    "exported": "export",
     "inductor": "compiler",
     "integration": "export",
     "kernels": "own_kernels",
     "passes": "export",
+    "profile": "export",
+    "saving": "export",
+    "test_api.py": "export",
+    "test_bundle.py": "export",
+    "test_cli.py": "export",
+    "test_cli_pages.py": "export",
+    "test_cli_saved.py": "export",
+    "test_command.py": "export",
+    "test_installed.py": "export",
+    "test_measure.py": "own_kernels",
+    "test_model_check.py": "export",
+    "test_pipeline.py": "export",
+    "test_session.py": "export",
+    "test_snapshots.py": "export",
     "zoo": "zoo",
 }
 
@@ -95,15 +114,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     machine.needs(*(mark.args[0] for mark in item.iter_markers("isa")))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the tests of a folder whose mark is not asked for.
+
+    It reads selections of the form ``not (a or b)``; any other leaves it to pytest.
+    """
+    left_out = re.fullmatch(r"not \(([\w ]+)\)", config.option.markexpr)
+    if left_out is None or collection_path.parent != FOLDER:
+        return None
+    return _MARKED.get(collection_path.name) in left_out[1].split(" or ") or None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of whole folders, and everything that hypothesis draws for."""
     for item in items:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("property")
-        mark = _MARKED_FOLDERS.get(item.path.relative_to(FOLDER).parts[0])
+        mark = _MARKED.get(item.path.relative_to(FOLDER).parts[0])
         if mark is not None:
             item.add_marker(mark)
+    pairs.mark_the_rest(items)
 
 
 def pytest_collection_finish() -> None:
@@ -137,7 +168,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
-    """End with what this machine could not test, and with what was drawn anew."""
+    """End with what this machine could not test, what took long, and what was drawn anew."""
     result = yield
     stats = terminalreporter.stats
     if terminalreporter.config.option.collectonly:
@@ -145,6 +176,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
     terminalreporter.write_line(
         summary.not_tested_text(summary.not_tested(stats.get("skipped", ())))
     )
+    timed = [r for found in stats.values() for r in found if hasattr(r, "duration")]
+    terminalreporter.write_line(summary.longest_text(timed))
     if os.environ.get(PROFILE_VARIABLE) == "fuzz":
         called = [r for outcome in ("passed", "failed") for r in stats.get(outcome, ())]
         terminalreporter.write_line(summary.drawn_text(*summary.drawn(called)))

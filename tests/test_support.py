@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from qfuse.kernels import KernelLibrary
 from qfuse.targets import Target
-from tests.support import machine, summary
+from tests.support import machine, pairs, summary
 
 
 def skipped(reason: str) -> Any:
@@ -47,6 +49,15 @@ def test_what_a_machine_lacks_is_counted_by_reason() -> None:
 )
 def test_the_last_line_says_what_was_not_tested(counts: dict[str, int], text: str) -> None:
     assert summary.not_tested_text(Counter(counts)) == text
+
+
+def test_the_files_that_took_longest_come_first() -> None:
+    taken = {"a.py::test_it": 1.0, "b.py::test_it": 3.6, "a.py::test_it[1]": 4.4, "c.py::x": 0.5}
+    reports = [SimpleNamespace(nodeid=name, duration=time) for name, time in taken.items()]
+
+    assert summary.longest_text(reports) == "longest: a.py 5 s, b.py 4 s"
+    assert summary.longest_text(reports, 1) == "longest: a.py 5 s"
+    assert summary.longest_text([]) == "longest: nothing took a second"
 
 
 @pytest.mark.property
@@ -125,3 +136,38 @@ class TestLimit:
         found = machine.limit_kernels("avx2", lambda **_: library, compiled=False)
 
         assert found.instruction_sets == ("portable", "avx2")
+
+
+def test_few_rows_hold_every_pair() -> None:
+    rows = list(itertools.product("abcd", range(7), (False, True), (None, 1)))
+
+    kept = pairs.every_pair(rows)
+
+    def pairs_of(found: Iterable[tuple[object, ...]]) -> set[object]:
+        return {pair for row in found for pair in itertools.combinations(enumerate(row), 2)}
+
+    assert pairs_of(kept) == pairs_of(rows)
+    assert kept <= set(rows)
+    assert len(kept) < 40 < len(rows)
+
+
+def test_what_no_pair_needs_is_thorough() -> None:
+    def item(name: str, indices: dict[str, int], *, marked: bool = True) -> Any:
+        added: list[Any] = []
+        return SimpleNamespace(
+            path="test_it.py",
+            originalname=name,
+            callspec=SimpleNamespace(indices=indices),
+            get_closest_marker=lambda mark: mark if marked else None,
+            add_marker=added.append,
+            added=added,
+        )
+
+    three = [dict(zip("abc", row, strict=True)) for row in itertools.product(range(2), repeat=3)]
+    some = [item("test_it", row) for row in three]
+    every = [item("test_other", row, marked=False) for row in three]
+    pairs.mark_the_rest([*some, *every])
+
+    assert sum(bool(one.added) for one in some) >= 2
+    assert {mark.name for one in some for mark in one.added} == {"thorough"}
+    assert not any(one.added for one in every)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
+from tests.support.pairs import every_pair
 from torch._ops import OpOverload
 from torch.fx import Node
 
@@ -107,8 +109,19 @@ def test_results_belong_to_whoever_computes_them() -> None:
     assert len(low.log.of(Lowered)) == 1
 
 
+def cases() -> list[Any]:
+    """The battery; without ``thorough``, every pair of what the names of its cases combine."""
+    found = {tuple(re.split(r": | x | -> | \| |, ", case.name)): case for case in battery()}
+    kept = every_pair(list(found))
+    marks = [() if row in kept else (pytest.mark.thorough,) for row in found]
+    return [
+        pytest.param(case, id=case.name, marks=mark)
+        for case, mark in zip(found.values(), marks, strict=True)
+    ]
+
+
 @pytest.mark.numeric
-@pytest.mark.parametrize("case", list(battery()), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", cases())
 def test_what_is_not_claimed_is_expanded_bit_for_bit(case: Any) -> None:
     program = optimize(case.program())
     low = claim_ops(clone(program), [Claims("npu", (ops.linear,), Refusal("not today"))])

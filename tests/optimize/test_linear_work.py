@@ -27,8 +27,9 @@ from qfuse.testing.quant import per_tensor
 from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, movement_graph
 
 aten = torch.ops.aten
+pytestmark = pytest.mark.slow
 
-SMALL, LARGE = 150, 600
+SMALL, LARGE = 100, 400
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def one_long_chain(length: int) -> NormalGraph:
 def test_work_per_node_does_not_grow_with_readers_parts_and_chains(
     build: Callable[[int], NormalGraph], work: Counter[str]
 ) -> None:
-    small, large = (phase(build(count), work) for count in (40, 160))
+    small, large = (phase(build(count), work) for count in (30, 120))
 
     assert set(small) == set(large)
     for what in small:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.report.advice.cases import CASES, Weighted, activations, linear, static, weight
+from tests.report.advice.cases import CASES, Weighted, activations, linear, reports, static, weight
 
 import qfuse
 from qfuse.ir.errors import StrictError
@@ -14,6 +14,7 @@ from qfuse.report import Report
 from qfuse.report.strict import require_quantized
 from qfuse.targets import Target
 
+pytestmark = pytest.mark.export
 # Problems with which every quantized op still runs on integers, or of which none is quantized.
 _FINE = {
     *("quantize-weight", "quantize-parameter", "round-to-nearest", "clamp-before-cast"),
@@ -36,12 +37,13 @@ def explain(model: torch.nn.Module, *inputs: torch.Tensor, **options: object) ->
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice)
 def test_strict_refuses_what_runs_in_float(case: object) -> None:
     assert isinstance(case, type(CASES[0]))
-    explain(case.solution(), *(case.better or case.inputs)())
+    before, after = reports(case)
+    require_quantized(after)
     if case.advice in _FINE:
-        explain(case.problem(), *case.inputs(), **case.options)
+        require_quantized(before)
         return
     with pytest.raises(StrictError) as error:
-        explain(case.problem(), *case.inputs(), **case.options)
+        require_quantized(before)
     assert "not run on a quantized kernel" in error.value.what
     assert str(error.value.where)
     assert error.value.fix

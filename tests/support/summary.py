@@ -1,13 +1,21 @@
-"""The last lines of a run: what this machine could not test, and how much was drawn."""
+"""The last lines of a run: what was not tested, how much was drawn, and what took longest."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["EXAMPLES", "drawn", "drawn_text", "examples_of", "not_tested", "not_tested_text"]
+__all__ = [
+    "EXAMPLES",
+    "drawn",
+    "drawn_text",
+    "examples_of",
+    "longest_text",
+    "not_tested",
+    "not_tested_text",
+]
 
 # The name of the property that carries a test's count from a worker process to the report.
 EXAMPLES = "hypothesis examples"
@@ -59,3 +67,13 @@ def not_tested_text(counts: Counter[str]) -> str:
         verb = "test needs" if count == 1 else "tests need" if not parts else "need"
         parts.append(f"{count} {verb if count > 1 or not parts else 'needs'} {reason[6:]}")
     return f"not tested on this machine: {', '.join(parts)}"
+
+
+def longest_text(reports: Iterable[Any], count: int = 5) -> str:
+    """The files that took longest: ``longest: tests/test_it.py 12 s, tests/test_other.py 3 s``."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for report in reports:
+        seconds[report.nodeid.partition("::")[0]] += report.duration
+    most = sorted(seconds.items(), key=lambda item: -item[1])[:count]
+    parts = [f"{name} {taken:.0f} s" for name, taken in most if taken >= 1]
+    return f"longest: {', '.join(parts) or 'nothing took a second'}"

@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.testing._fake_api import declare_range, new_fake_mode, tracing
+from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode, tracing
 
 G = TypeVar("G", bound=StageGraph)
 
@@ -80,7 +80,7 @@ class GraphBuilder:
         if not hasattr(self.module, name):
             self.module.register_buffer(name, value)
         node = self.graph.get_attr(name)
-        node.meta["val"] = self._mode.from_tensor(value, static_shapes=True)
+        node.meta["val"] = fake_constant(self._mode, value)
         return node
 
     def call(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Node:

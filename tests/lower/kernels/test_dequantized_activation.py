@@ -51,6 +51,7 @@ def product_event(low: LoweredGraph) -> Lowered:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize(
     ("activation", "weight", "kernel"),
     [

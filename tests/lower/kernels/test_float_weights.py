@@ -55,6 +55,7 @@ def check(program: NormalGraph, kernel: str) -> None:
         assert compare(new, old, None, Exactness.ROUNDING, SITE).wrong is None
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOAT8)
 @pytest.mark.parametrize("float_dtype", FLOATS)
 @pytest.mark.parametrize("rows", [1, 5, 66])
@@ -85,6 +86,7 @@ def test_float8_activations_are_dequantized_before(x_dtype: torch.dtype, by_rows
     check(b.done(y), "qfuse.linear_w8a16")
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOAT8)
 @pytest.mark.parametrize("groups", [1, 4, 16])
 @pytest.mark.parametrize("static", [False, True])

@@ -112,6 +112,7 @@ def test_numbers_that_fit_four_bits_are_four_bits_whatever_their_range() -> None
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("rank", [1, 2, 4])
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("rows", [1, 4, 5, 33])
 @pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("block", [(1, 32), (1, None), (None, None), (16, 8), (1, 1000)])

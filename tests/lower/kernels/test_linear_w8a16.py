@@ -37,6 +37,7 @@ pytestmark = pytest.mark.own_kernels
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (100,), (2, 1, 5)])
 @pytest.mark.parametrize("bias", [True, False])
@@ -79,6 +80,7 @@ def test_refuses_a_quantized_activation() -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("rows", [1, 4, 5, 33])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("block", [(1, 32), (1, None), (None, None), (16, 8), (1, 1000)])

@@ -33,6 +33,7 @@ def simple(spec: QuantSpec, weight: QuantSpec | None = None) -> tuple[GraphBuild
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
 @pytest.mark.parametrize("weight", [per_channel(), per_tensor(2), per_channel(dtype=torch.uint8)])
 @pytest.mark.parametrize("m", [1, 2, 33])

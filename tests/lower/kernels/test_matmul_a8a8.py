@@ -81,6 +81,7 @@ def specs(*dtypes: torch.dtype) -> Specs:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("left", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("right", [torch.int8, torch.uint8], ids=str)
@@ -93,6 +94,7 @@ def test_static_per_tensor(isa: str, left: torch.dtype, right: torch.dtype) -> N
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("float_dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("right", [False, True])

@@ -35,6 +35,7 @@ def calls_of(low: LoweredGraph) -> list[object]:
     return [n.target for n in low.graph.nodes if n.op == "call_function"]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.mul.Tensor])
 @pytest.mark.parametrize("other", [torch.float32, torch.bfloat16])

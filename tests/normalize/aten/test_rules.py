@@ -244,6 +244,7 @@ def quantized(dtype: torch.dtype, shape: tuple[int, int]) -> dict[str, CapturedG
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 8), (1, 1)])

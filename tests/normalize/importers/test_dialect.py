@@ -208,6 +208,7 @@ def test_the_built_in_dialects_agree_on_names() -> None:
     assert len(rules_of(BUILTIN)) == len({rule.name for rule in rules_of(BUILTIN)})
 
 
+@pytest.mark.slow
 def test_dialects_import_no_package_that_they_are_about() -> None:
     probe = (
         "import sys, qfuse.normalize.builtin as b, qfuse.normalize.importers.dialect as d;"

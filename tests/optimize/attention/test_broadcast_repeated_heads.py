@@ -92,6 +92,7 @@ return (%15)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", REPEATS)
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("side", ["keys", "values"])

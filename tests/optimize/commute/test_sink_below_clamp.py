@@ -55,6 +55,7 @@ return (%2)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
 @pytest.mark.parametrize("float_dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(

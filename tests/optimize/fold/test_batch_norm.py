@@ -52,6 +52,7 @@ fired: fold-batch-norm 1""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("product", [p for p in PRODUCTS if p.kind != "unbatched"], ids=str)
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("affine", [False, True])

@@ -292,6 +292,7 @@ MOVED: dict[str, tuple[tuple[int, ...], Any]] = {
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("case", MOVED)
 @pytest.mark.parametrize("op", [aten.mul.Tensor, aten.div.Tensor])
 @pytest.mark.parametrize("known", [True, False])

@@ -66,6 +66,7 @@ SQUARES: dict[str, Any] = {
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("how", SQUARES)
 @pytest.mark.parametrize("relu", [aten.relu.default, aten.clamp_min.default])
 @pytest.mark.parametrize("kind", CASES)

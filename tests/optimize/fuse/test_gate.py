@@ -77,6 +77,7 @@ return (%3)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("rank", [2, 3, 4])
 @pytest.mark.parametrize("cut", ["split", "slice"])
 @pytest.mark.parametrize("gate_left", [True, False])

@@ -29,6 +29,7 @@ def dequantized(w: Writer, name: str, spec: QuantSpec) -> Node:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("name", STORED)
 @pytest.mark.parametrize("spelling", [Spelling(), Spelling(centre="once", bias=True)], ids=str)
 @pytest.mark.parametrize("residual", ["none", "float", "quantized"])

@@ -84,6 +84,7 @@ return (%1)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("how", ["none", "added", "added to the mask", "filled", "whole rows"])
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("axis", [-1, 1, 0])

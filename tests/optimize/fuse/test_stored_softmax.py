@@ -52,6 +52,7 @@ return (%1)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("how", ["none", "added", "filled"])
 @pytest.mark.parametrize("axis", [-1, 0])
 @pytest.mark.parametrize("dtype", [None, torch.float64])

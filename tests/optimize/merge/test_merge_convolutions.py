@@ -95,6 +95,7 @@ def test_one_convolution_whatever_the_scales_are(convs: list[Conv]) -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("rank", [1, 2, 3])
 @pytest.mark.parametrize("lead", [(), (0,), (1,), ("b",)], ids=str)
 @pytest.mark.parametrize("settings", [(), ([2], [1], [2])], ids=str)

@@ -65,6 +65,7 @@ ARITHMETICS = [
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("arithmetic", ARITHMETICS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float64], ids=str)

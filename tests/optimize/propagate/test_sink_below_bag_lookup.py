@@ -101,6 +101,7 @@ return (%9)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("kind", ["tensor", "row", "group", "four"])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 5, -3])
@@ -204,6 +205,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("kind", ["tensor", "row", "group", "four"])
 @pytest.mark.parametrize("name", LOOKUPS)
 @pytest.mark.parametrize("shape", [(2, 3, 2), (0, 5), ()])

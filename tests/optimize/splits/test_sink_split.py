@@ -168,6 +168,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

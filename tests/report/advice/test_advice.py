@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from tests.report.advice.cases import (
     Weighted,
     activations,
     linear,
+    reports,
     weight,
 )
 from tests.report.advice.cases import static as quantized
@@ -32,14 +32,13 @@ from qfuse.report.advice import ADVICE, NEEDS_NONE, Cause, advice_for
 from qfuse.targets import Target
 
 PAGE = Path(__file__).parents[3] / "docs" / "report.md"
+pytestmark = pytest.mark.export
 # The settings of the machine and of the standalone passes.
 OTHERS = {"build-kernels", "assumed-equality"}
 
 
-def explained(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], options: dict[str, Any] | None = None
-) -> Report:
-    made: Report = qfuse.explain(model, inputs, target=Target.for_testing(), options=options)
+def explained(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Report:
+    made: Report = qfuse.explain(model, inputs, target=Target.for_testing())
     return made
 
 
@@ -59,8 +58,7 @@ def stray(report: Report) -> int:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice)
 def test_a_suggestion_helps_when_it_is_followed(case: Case) -> None:
-    before = explained(case.problem(), case.inputs(), dict(case.options))
-    after = explained(case.solution(), (case.better or case.inputs)())
+    before, after = reports(case)
 
     (action, *_) = advised(before, case.advice)
     assert advised(after, case.advice) == []

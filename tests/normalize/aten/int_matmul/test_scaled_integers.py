@@ -229,6 +229,7 @@ def test_refuses_a_zero_point_that_no_tensor_of_zero_points_holds(zero: int) -> 
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("spread", ["rows", "features", "tensor", "number", "both"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, None])
 @pytest.mark.parametrize("m", [1, 6])

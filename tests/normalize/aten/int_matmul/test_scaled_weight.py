@@ -242,6 +242,7 @@ def factor(b: GraphBuilder, spelling: str, dtype: torch.dtype) -> Argument:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("bias", [True, False])

@@ -63,6 +63,7 @@ return (%6)""",
 
 @pytest.mark.numeric
 @pytest.mark.own_kernels
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("matmul", [False, True])

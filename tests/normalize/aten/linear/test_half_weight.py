@@ -49,6 +49,7 @@ return (%1)""",
 
 @pytest.mark.numeric
 @pytest.mark.own_kernels
+@pytest.mark.pairs
 @pytest.mark.parametrize("stored", [torch.float16, torch.float32])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("shape", [(1,), (7,), (2, 3), (40,)])

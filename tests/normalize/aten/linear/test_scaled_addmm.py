@@ -111,6 +111,7 @@ def test_refuses_a_scale_that_overflows() -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", ["dequantized", "cast"])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 1), (-1.7, 0.9), (1, -3), (2, 0), (0.1, 0.1)])

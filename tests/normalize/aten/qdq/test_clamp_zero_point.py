@@ -111,6 +111,7 @@ def test_refuses_a_scale_of_another_interval() -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("start", [0, -128])
 @pytest.mark.parametrize("negative", ["low", "last"])

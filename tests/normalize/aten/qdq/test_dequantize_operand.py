@@ -113,6 +113,7 @@ def inputs(case: Cache) -> list[torch.Tensor]:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
@@ -257,6 +258,7 @@ ZEROS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("scale", "zero"), ZEROS, ids=str)

@@ -295,6 +295,7 @@ ORDERS = ["round, zero, clamp", "zero, round, clamp", "zero, clamp, round"]
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize(("dtype", "spelling"), SPELLINGS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("zero", [None, 7, -3.0])

@@ -140,6 +140,7 @@ def test_refuses_if_no_reader_goes_back() -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3), (5, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])

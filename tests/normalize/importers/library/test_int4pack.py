@@ -56,6 +56,7 @@ return (%1)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize(("n", "k", "group"), [(64, 128, 32), (80, 128, 64), (16, 256, 128)])

@@ -39,6 +39,7 @@ return (%1)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize(("n", "k"), [(48, 32), (33, 64)])

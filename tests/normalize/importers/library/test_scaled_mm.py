@@ -51,6 +51,7 @@ return (%4)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rowwise", [False, True])
 @pytest.mark.parametrize("bias", [False, True])

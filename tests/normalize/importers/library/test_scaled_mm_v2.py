@@ -60,6 +60,7 @@ return (%3)""",
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rowwise", [False, True])
 @pytest.mark.parametrize("bias", [False, True])

@@ -106,6 +106,7 @@ def test_values_have_the_bits_of_the_source(data: st.DataObject) -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.pairs
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("dtype", FLOATS)
