@@ -16,7 +16,6 @@ from qfuse.cli import saved
 from qfuse.cli.analysis import accuracy_command, lint_command
 from qfuse.cli.bisect import bisect_command
 from qfuse.cli.console import ERR, OUT, show_progress
-from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
 from qfuse.cli.machine import build_kernels_command, doctor_command
@@ -31,6 +30,7 @@ from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
 from qfuse.zoo.resolve import load_model
+from qfuse_command.diff import diff_command
 
 
 class _Group(click.Group):
