@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch._logging import trace_structured
-from torch._logging._internal import trace_log
+from torch._logging._internal import trace_log, trace_structured
 
 
 def is_traced() -> bool:
