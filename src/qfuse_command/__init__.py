@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "input.",
         "doctor": "Show what this machine supports, what would silently not fuse, and how to fix "
         "it.",
-        "explain": "Print the report of compiling MODEL, without compiling or running it.",
+        "explain": "Print the report of compiling MODEL, without compiling it.",
         "lint": "Look for misplaced quantization in MODEL, and say what to change.",
         "plan": "Work with plans that `qfuse compile --save-plan` wrote.",
         "repro": "Say whether the rewrite of DIR still changes values.",
