@@ -52,6 +52,7 @@ _NAVIGATION = {
         "docs/lint",
         "docs/accuracy-per-layer",
         "docs/exactness",
+        "docs/same-numbers",
         "docs/dialects",
         "docs/kernels",
         "docs/fusions",

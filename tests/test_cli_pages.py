@@ -38,6 +38,29 @@ def test_explain_writes_a_page_without_times(tmp_path: Path) -> None:
     assert '"total":null' in text
 
 
+def clipping() -> object:
+    import torch  # noqa: PLC0415 - this function is what the command line calls
+    from torch.nn.functional import linear  # noqa: PLC0415
+
+    from tests.report.advice.cases import Weighted, activations, static, weight  # noqa: PLC0415
+
+    forward = lambda m, x: torch.relu(linear(static(x, 0.001), weight(m)))  # noqa: E731
+    return Weighted(forward), activations()
+
+
+@pytest.mark.export
+def test_explain_says_what_the_lint_finds(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    found = run("explain", "tests.test_cli_pages:clipping", f"--html={page}")
+    without = run("explain", "tests.test_cli_pages:clipping", "--no-lint")
+
+    assert found.exit_code == without.exit_code == 0, found.output + without.output
+    assert "clipped-range: " in found.output
+    assert "do: calibrate with inputs like these" in found.output
+    assert "do: calibrate" not in without.output
+    assert "calibrate with inputs like these" in page.read_text()
+
+
 def without_a_kernel() -> object:
     import torch  # noqa: PLC0415 - this function is what the command line calls
     from torch.nn.functional import linear  # noqa: PLC0415

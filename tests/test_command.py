@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import qfuse
 from qfuse.cli import main, plugins
+from qfuse.report import Report
 from qfuse_command import overview
 
 
@@ -33,6 +35,14 @@ def test_version_and_help_do_not_import_torch() -> None:
     shown = answer("--help")
     assert shown.startswith("Usage: qfuse [OPTIONS] COMMAND [ARGS]...\n")
     assert shown.endswith("False\n")
+
+
+def test_two_reports_are_compared_without_torch(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(Report(()).to_json())
+
+    assert answer("diff", str(file), str(file)) == "not worse\nFalse\n"
+    assert answer("diff", "-h").startswith("Usage: qfuse diff [OPTIONS] BEFORE AFTER\n")
 
 
 def test_the_overview_is_the_help_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Run the command line with ``python -m qfuse``."""
 
-from qfuse.cli import main
+from qfuse_command import console_main
 
 if __name__ == "__main__":
-    main()
+    console_main()

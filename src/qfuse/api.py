@@ -22,6 +22,7 @@ from qfuse.profile import Profile, profile_plan
 from qfuse.replay import planned_options
 from qfuse.report import Report
 from qfuse.report.strict import require_quantized
+from qfuse.report.structured import log_report
 from qfuse.saving import StorableModule, kept_examples, read_model
 from qfuse.session import TRACING, Session, as_captured, cost_profile
 from qfuse.targets import Target, checked_threads, limited_threads
@@ -135,6 +136,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
             runner = made.confirm(runner, inputs)
     module = CompiledModule(made.lowered.signature, runner, session.options.threads)
     report = session.report(made, runner.backend)
+    log_report(report)
     return CompiledModel(module, made, report, kept_examples(inputs))
 
 

@@ -1,7 +1,7 @@
 """The console script: what needs no torch is answered without importing it.
 
-Importing any module of ``qfuse`` imports torch, which takes seconds, so this is a package of its
-own. Everything but the version and the list of commands is done by :mod:`qfuse.cli`.
+Importing torch takes seconds, and most modules of ``qfuse`` need it, so this is a package of its
+own: the version, the list of commands, and ``diff``. :mod:`qfuse.cli` has everything else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "input.",
         "doctor": "Show what this machine supports, what would silently not fuse, and how to fix "
         "it.",
-        "explain": "Print the report of compiling MODEL, without compiling or running it.",
+        "explain": "Print the report of compiling MODEL, without compiling it.",
         "lint": "Look for misplaced quantization in MODEL, and say what to change.",
         "plan": "Work with plans that `qfuse compile --save-plan` wrote.",
         "repro": "Say whether the rewrite of DIR still changes values.",
@@ -54,6 +54,10 @@ def console_main() -> None:
             click.echo(f"qfuse, version {installed}")
         case ["--help" | "-h"] if _plugins() <= set(APART):
             overview()(["--help"], prog_name="qfuse")
+        case ["diff", *arguments]:
+            from qfuse_command.diff import diff_command  # noqa: PLC0415
+
+            diff_command(arguments, prog_name="qfuse diff")
         case _:
             from qfuse.cli import main  # noqa: PLC0415
 

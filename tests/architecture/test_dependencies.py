@@ -53,7 +53,9 @@ def imports(module: Module) -> list[tuple[ast.stmt, str, bool]]:
             names = [node.module]
         else:
             continue
-        tops = {name.partition(".")[0] for name in names} - {module.package.name}
+        # Packages beside it are in the same distribution.
+        own = {face.parent.name for face in module.package.parent.glob("*/__init__.py")}
+        tops = {name.partition(".")[0] for name in names} - {module.package.name} - own
         found += [(node, top, id(node) not in inside) for top in sorted(tops)]
     return [entry for entry in found if entry[1] not in sys.stdlib_module_names]
 

@@ -72,6 +72,20 @@ def test_import_is_light_and_changes_nothing() -> None:
     assert probe(PACKAGE.parent) == {"heavy": [], "changed": {}}
 
 
+@pytest.mark.slow
+def test_names_do_not_depend_on_what_was_imported_before() -> None:
+    """A stage is named as a public function is, and modules are there without an import."""
+    script = (
+        "import qfuse, sys; assert 'torch' not in sys.modules;"
+        "import qfuse.optimize.schedule;"
+        "print(qfuse.optimize.__module__, qfuse.kernels.__name__, hasattr(qfuse, 'nothing'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "qfuse.exported.optimize qfuse.kernels False\n"
+
+
 MEDDLING = """
 import os, warnings
 import torch

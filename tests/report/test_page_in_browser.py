@@ -88,6 +88,14 @@ def test_search(browser: Browser, pages: Path) -> None:
     assert "model.py:1235" in browser.eval(f"{ROWS}[0].textContent")
 
 
+def test_columns_without_a_number_are_left_out(browser: Browser, pages: Path) -> None:
+    names = "[...document.querySelectorAll('#head button')].map(e => e.textContent)"
+    browser.open(pages / "5.html")
+    assert browser.eval(names)[-2:] == ["predicted us", "measured us"]
+    browser.open(pages / "explained.html")
+    assert browser.eval(names)[-2:] == ["suggestion", "predicted us"]
+
+
 def test_statuses_can_be_hidden(browser: Browser, pages: Path) -> None:
     browser.open(pages / "5000.html")
     browser.click("[data-status=kernel]")

@@ -18,6 +18,7 @@ from qfuse.backends.aoti import AotiRunner
 from qfuse.backends.claimed import run_claimed
 from qfuse.ir.errors import InputError, ModelFileError
 from qfuse.report import Report
+from qfuse.saving import load
 from qfuse.saving.model import SavedModel
 from qfuse.saving.save import save_model
 
@@ -45,6 +46,17 @@ def test_any_number_of_rows(projection: Pair, reload: Reload, kind: str) -> None
         assert_same(saved.module(inputs[0].t().contiguous().t(), ids=inputs[1]), module(*inputs))
     with pytest.raises(InputError, match=r"x: expected float32\[.*got float64"):
         saved.module(torch.randn(3, 16).double(), torch.zeros(3, dtype=torch.int64))
+
+
+def test_without_its_instruction_set_the_graph_runs_op_by_op(
+    projection: Pair, reload: Reload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "isa_runs_here", lambda isa: not isa)
+    saved = reload(projection.fast, projection.graph)
+
+    assert saved.module.backend == "eager"
+    inputs = torch.randn(5, 16), torch.randint(0, 10, (5,))
+    assert_same(saved.module(*inputs), projection.plain(*inputs))
 
 
 @pytest.mark.parametrize("kind", ["aoti", "eager"])

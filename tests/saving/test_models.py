@@ -215,7 +215,6 @@ def rewritten(path: Path, **changes: Any) -> Path:
     [
         ({"torch": "2.99.0+cpu"}, r"saved with torch 2\.99\.0\+cpu, and this is 2"),
         ({"machine": "linux sparc"}, "a machine of the kind linux sparc"),
-        ({"isa": "AVX512 AMX_NEXT"}, "needs the instruction set AVX512 AMX_NEXT"),
         (
             {"kernels": {"key": "0" * 64, "name": "k.so", "compiler": "", "sha256": ""}},
             "with other kernels",
@@ -235,6 +234,15 @@ def test_code_for_elsewhere_is_refused(
         qfuse.load(path)
     assert error.value.where == str(path)
     assert "save the model" in str(error.value.fix)
+
+
+def test_code_for_missing_instructions_is_not_used(path: Path) -> None:
+    again = qfuse.load(rewritten(path, isa="AVX512 AMX_NEXT"))
+
+    (note,) = (note for note in again.report.notes if "AMX_NEXT" in note.text)
+    assert note.warn
+    assert "runs op by op" in note.text
+    assert "`qfuse compile MODEL -o FILE`" in note.text
 
 
 def test_nothing_is_used_before_the_digests_agree(

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,11 +40,13 @@ class Job:
             arguments and the example inputs.
         arguments: JSON values for it.
         threads: OpenMP threads of the process, the same for all that are compared.
+        environment: Variables of the process, besides those of this one.
     """
 
     factory: str
     arguments: Mapping[str, Any]
     threads: int
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Worker:
@@ -71,7 +73,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env=_environment(job.threads),
+                env={**_environment(job.threads), **job.environment},
                 text=True,
                 encoding="utf-8",
             )

@@ -12,11 +12,11 @@ import click
 from rich.logging import RichHandler
 
 import qfuse
+from qfuse.analysis import Severity
 from qfuse.cli import saved
 from qfuse.cli.analysis import accuracy_command, lint_command
 from qfuse.cli.bisect import bisect_command
 from qfuse.cli.console import ERR, OUT, show_progress
-from qfuse.cli.diff import diff_command
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
 from qfuse.cli.machine import build_kernels_command, doctor_command
@@ -31,6 +31,7 @@ from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
 from qfuse.zoo.resolve import load_model
+from qfuse_command.diff import diff_command
 
 
 class _Group(click.Group):
@@ -146,8 +147,14 @@ def compile_command(
 @main.command("explain")
 @model_options
 @page_options
-def explain_command(report_html: str | None, **given: Any) -> None:
-    """Print the report of compiling MODEL, without compiling or running it."""
+@click.option(
+    "--lint/--no-lint",
+    default=True,
+    show_default=True,
+    help="also run it op by op, and say what to change in its quantization",
+)
+def explain_command(report_html: str | None, lint: bool, **given: Any) -> None:
+    """Print the report of compiling MODEL, without compiling it."""
     request = read_request(given, Check.OFF.value)
     pages = PageRequest.of(report_html)
     loaded = load_model(request.model, request.sizes)
@@ -163,6 +170,12 @@ def explain_command(report_html: str | None, **given: Any) -> None:
             progress=say,
             strict=request.strict,
         )
+        if lint:
+            found = qfuse.lint(
+                model, args, kwargs, dynamic_shapes=shapes, options=request.options, progress=say
+            )
+            notes = (one.note() for one in found if one.severity is Severity.WARNING)
+            report = replace(report, events=(*report.events, *notes))
     pages.write(_show(report, request), None, OUT)
 
 

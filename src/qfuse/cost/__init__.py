@@ -8,7 +8,6 @@ from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
 from qfuse.cost.profile import CostProfile
 from qfuse.cost.sizes import AtPoints, SizeOrRange, SizeRange, at_points
 from qfuse.cost.store import load_or_measure, profile_path
-from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
@@ -18,6 +17,7 @@ from qfuse.cost.work import (
     pointwise_work,
     without_calls,
 )
+from qfuse.ir.units import bytes_text, operations_text, rate_text, seconds_text
 
 __all__ = [
     "AtPoints",

@@ -13,8 +13,8 @@ from typing import assert_never
 
 from qfuse.cost.profile import CostProfile
 from qfuse.cost.sizes import AtPoints
-from qfuse.cost.units import bytes_text, operations_text, rate_text, seconds_text
 from qfuse.cost.work import ComputeKind, Work, WorkRange
+from qfuse.ir.units import bytes_text, operations_text, rate_text, seconds_text
 
 # Bound on the difference between sums of the same terms in different orders.
 _ROUNDING = 1e-9

@@ -7,8 +7,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from qfuse.cost.units import bytes_text, rate_text, seconds_text
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.units import bytes_text, rate_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from qfuse.ir.events import Noted
 from qfuse.options import Options
 from qfuse.report import Report
 from qfuse.report.facts import Facts
+from qfuse.report.structured import log_report
 
 _OWN = ("check", "float_dtype", "target")
 _ENTRY_POINT = "torch.compile"
@@ -112,7 +113,9 @@ def _refuse_training(module: GraphModule, example: Sequence[Any]) -> None:
 def _run_eagerly(text: str, owner: object | None) -> None:
     warnings.warn(text, UserWarning, stacklevel=3)
     facts = Facts(entry_point=_ENTRY_POINT, backend="none (this graph runs eagerly)")
-    JOURNAL.add(Report((Noted("capture", text, warn=True),), facts), owner)
+    report = Report((Noted("capture", text, warn=True),), facts)
+    log_report(report)
+    JOURNAL.add(report, owner)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from qfuse.exported.build import build_program
 from qfuse.ir.errors import OptionsError
 from qfuse.options import BuiltinBackend, Options
 from qfuse.report import Report
+from qfuse.report.structured import log_report
 from qfuse.targets import Target
 
 # A program has no place for a report of its own.
@@ -71,6 +72,7 @@ def optimize(  # noqa: PLR0913 - one keyword per option
         program, args, kwargs, target=target, check=check, float_dtype=float_dtype, options=chosen
     )
     made = build_program(plan.lowered, program)
+    log_report(report)
     _REPORTS[made] = report
     return made
 

@@ -225,11 +225,21 @@ class Left(Event):
 
 @dataclass(frozen=True, slots=True)
 class Noted(Event):
-    """Any other note to the user; ``warn`` marks notes that call for action."""
+    """Any other note to the user; ``warn`` marks notes that call for action.
+
+    Attributes:
+        text: The note.
+        place: What it is about; ``None`` for the whole model.
+        warn: Whether it calls for action.
+        do: What to do, if it is about one place.
+        seconds: Predicted seconds per call that this saves, if known.
+    """
 
     text: str
     place: Place | None = None
     warn: bool = False
+    do: str = ""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,35 @@ def actions_of(events: Iterable[Event]) -> tuple[Action, ...]:
         key = ("" if advice else cause.tried), cause.reason, "" if advice is None else advice.name
         groups.setdefault(key, []).append((cause, place, seconds))
     actions = [_action(group, group[0][0]) for group in groups.values()]
+    actions = [*actions, *_noted(known, actions)]
     # The sort is stable: the order of the graph breaks ties.
     actions.sort(key=lambda a: math.inf if a.seconds is None else -a.seconds)
     return *(dict.fromkeys(_of_the_model(known))), *actions
+
+
+def _noted(events: list[Event], others: list[Action]) -> Iterator[Action]:
+    """Yield what notes say to do, such as those of the lint; once for all notes of one stage.
+
+    A place that another action has advice for has one reason more, and nothing more to do.
+    """
+    advised = {(p.module, p.source) for a in others if a.advice is not None for p in a.places}
+    groups: dict[str, list[tuple[Noted, Place]]] = {}
+    for note in events:
+        if isinstance(note, Noted) and note.do and note.place is not None:
+            place = note.place
+            if (place.module, place.source) not in advised:
+                groups.setdefault(note.stage, []).append((note, place))
+    for tried, group in groups.items():
+        first = group[0][0]
+        known = [note.seconds for note, _ in group if note.seconds is not None]
+        yield Action(
+            sum(known) if known else None,
+            None,
+            tried,
+            first.text,
+            Advice(tried, first.do, ()),
+            tuple(dict.fromkeys(place for _, place in group)),
+        )
 
 
 def _of_the_model(events: list[Event]) -> Iterator[Action]:

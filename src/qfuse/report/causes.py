@@ -22,8 +22,11 @@ class Causes:
         self._estimates = {e.place.node: e for e in events if isinstance(e, Estimated)}
         self._lowered = {e.place.node: e for e in events if isinstance(e, Lowered)}
         self._left = {e.place.node: e for e in events if isinstance(e, Left)}
+        # A note that says what to do is an action of its own.
         self._warned = {
-            e.place.node: e for e in events if isinstance(e, Noted) and e.warn and e.place
+            e.place.node: e
+            for e in events
+            if isinstance(e, Noted) and e.warn and e.place and not e.do
         }
         self._dequantized = {
             e.place.source

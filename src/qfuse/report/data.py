@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
@@ -63,6 +63,18 @@ class ReportData:
     events: tuple[AnyEvent, ...]
 
 
+class Recorded(Protocol):
+    """What a report consists of: a ``Report``, or what :func:`read_report` returned."""
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about the whole compilation."""
+
+    @property
+    def events(self) -> tuple[events.Event, ...]:
+        """All events, in the order in which they happened."""
+
+
 def event_data(event: events.Event) -> dict[str, Any]:
     """Return an event as plain data, with its kind."""
     return {"kind": type(event).__name__.lower(), **asdict(event)}
@@ -77,7 +89,7 @@ def finite(value: Any) -> Any:
     return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
-def read_report(text: str | bytes) -> tuple[Facts, tuple[events.Event, ...]]:
+def read_report(text: str | bytes) -> ReportData:
     """Parse the JSON of a report.
 
     Raises:
@@ -99,14 +111,13 @@ def read_report(text: str | bytes) -> tuple[Facts, tuple[events.Event, ...]]:
             fix="upgrade qfuse" if version > SCHEMA else "make the report again with this qfuse",
         )
     try:
-        data = _adapter().validate_python(found)
+        return _adapter().validate_python(found)
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, one['loc']))}: {one['msg']}"
             for one in error.errors()[:_SHOWN_ERRORS]
         ]
         raise OptionsError(f"the report is damaged: {'; '.join(problems)}", fix=_FIX) from error
-    return data.facts, data.events
 
 
 def json_schema() -> dict[str, Any]:

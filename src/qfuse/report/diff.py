@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qfuse.cost import seconds_text
-from qfuse.ir.events import NO_KERNELS, Estimated, Lowered, Place
-from qfuse.report.report import Report
+from qfuse.ir.events import NO_KERNELS, Estimated, Left, Lowered, Place
+from qfuse.ir.units import seconds_text
+from qfuse.report.data import Recorded
+from qfuse.report.work import work_share
 
 # They differ between any two runs, and say nothing about the model.
 _OF_A_RUN = {"created", "capture", "plan", "compile", "source call", "compiled call"}
@@ -67,7 +68,7 @@ class ReportDiff:
         return "\n".join(_lines(self))
 
 
-def diff_reports(before: Report, after: Report, factor: float = FACTOR) -> ReportDiff:
+def diff_reports(before: Recorded, after: Recorded, factor: float = FACTOR) -> ReportDiff:
     """Compare two reports.
 
     It is a regression if an op lost its kernel, if more quantize and dequantize ops are left, or if
@@ -80,7 +81,7 @@ def diff_reports(before: Report, after: Report, factor: float = FACTOR) -> Repor
     lost = tuple(c for c in changes if c.after.kernel == _FLOAT)
     gained = tuple(c for c in changes if c.before.kernel == _FLOAT)
     moved = tuple(c for c in changes if _FLOAT not in {c.before.kernel, c.after.kernel})
-    left = len(before.left), len(after.left)
+    left = _left(before), _left(after)
     seconds = _predicted(before), _predicted(after)
     facts = _facts(before, after)
     worse = [f"{len(lost)} op{'s' * (len(lost) != 1)} lost the kernel"] if lost else []
@@ -94,7 +95,7 @@ def diff_reports(before: Report, after: Report, factor: float = FACTOR) -> Repor
     )
 
 
-def _runs(report: Report) -> Iterator[OpRun]:
+def _runs(report: Recorded) -> Iterator[OpRun]:
     """Yield every op that was lowered, and every product."""
     lowered = {e.place.node: e for e in report.events if isinstance(e, Lowered)}
     for event in lowered.values():
@@ -140,12 +141,16 @@ _KEYS: tuple[Callable[[Place], object], ...] = (
 )
 
 
-def _predicted(report: Report) -> float | None:
-    work = report.work
+def _left(report: Recorded) -> int:
+    return sum(isinstance(event, Left) for event in report.events)
+
+
+def _predicted(report: Recorded) -> float | None:
+    work = work_share(report.events)
     return None if work is None else work.predicted_seconds
 
 
-def _facts(before: Report, after: Report) -> dict[str, tuple[str, str]]:
+def _facts(before: Recorded, after: Recorded) -> dict[str, tuple[str, str]]:
     old, new = before.facts.rows(), after.facts.rows()
     names = [name for name in {**old, **new} if name not in _OF_A_RUN]
     pairs = {name: (old.get(name, "-"), new.get(name, "-")) for name in names}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qfuse._version import __version__
-from qfuse.cost import seconds_text
 from qfuse.ir.events import Exactness
-from qfuse.targets import Target
+from qfuse.ir.units import seconds_text
+
+if TYPE_CHECKING:
+    from qfuse.targets import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,8 +187,8 @@ class Report:
         Raises:
             OptionsError: The text is not a report, is damaged, or is of another schema.
         """
-        facts, events = read_report(text)
-        return cls(events, facts)
+        data = read_report(text)
+        return cls(data.events, data.facts)
 
     def to_dataframe(self) -> Any:
         """Return a ``pandas.DataFrame`` with one row per lowered op and per op that was left.

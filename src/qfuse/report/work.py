@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from qfuse.cost import seconds_text
 from qfuse.ir.events import FLOAT, NO_KERNELS, Estimated, Event, Lowered
+from qfuse.ir.units import seconds_text
 
 # A line of the report.
 _PERCENT = 100

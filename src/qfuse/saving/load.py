@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from qfuse.saving.save import machine_name
 from qfuse.saving.tensors import TensorReader
 from qfuse.saving.trees import TreeReader
 
+_log = logging.getLogger(__name__)
 _AGAIN = "compile and save the model on this machine"
 
 
@@ -72,10 +74,12 @@ def _read(file: Container, *, verify: bool) -> SavedModel:
         tensors = TensorReader(file.block, begin, size, data["tensors"])
         trees = TreeReader()
         signature = _signature(data["signature"], trees)
-        report = _report(file, trees)
+        missing = _missing_isa(file)
+        report = _report(file, trees, missing)
         module = graph_from_data(data["graph"], tensors)
         lowered = LoweredGraph(module, signature, EventLog(report.events))
-        runner = _runner(file, data["code"], tensors, run_eagerly(lowered))
+        code = None if missing else data["code"]
+        runner = _runner(file, code, tensors, run_eagerly(lowered))
         numbers = data["examples"]
         examples = None if numbers is None else tuple(tensors[n] for n in numbers)
         plan = file.read(PLAN).decode()
@@ -99,12 +103,28 @@ def _check_machine(file: Container) -> None:
                 where=file.name,
                 fix=f"{_AGAIN}, or use {what} {saved}",
             )
-    if not isa_runs_here(manifest["isa"]):
-        raise ModelFileError(
-            f"its code needs the instruction set {manifest['isa']}, which this machine lacks",
-            where=file.name,
-            fix=f"{_AGAIN}; code from a machine with fewer instruction sets runs on both",
-        )
+
+
+def _missing_isa(file: Container) -> str:
+    """Return the instruction set of the code that this machine lacks; "" if there is none.
+
+    Weights have one layout for all instruction sets, and the kernels choose theirs when they run,
+    so the lowered graph runs op by op.
+    """
+    isa: str = file.manifest["isa"]
+    if isa_runs_here(isa):
+        return ""
+    _log.warning("%s: %s", file.name, _op_by_op(isa))
+    return isa
+
+
+def _op_by_op(isa: str) -> str:
+    return (
+        f"its compiled code needs the instruction set {isa}, which this machine lacks, so the "
+        "model runs op by op: the same kernels, slower between them. For compiled code, save it "
+        "here: `qfuse compile MODEL -o FILE`. Code from a machine with fewer instruction sets runs "
+        "on both"
+    )
 
 
 def _load_kernels(file: Container) -> None:
@@ -151,7 +171,7 @@ def _signature(data: dict[str, Any], trees: TreeReader) -> Signature:
     )
 
 
-def _report(file: Container, trees: TreeReader) -> Report:
+def _report(file: Container, trees: TreeReader, missing_isa: str) -> Report:
     try:
         report: Report = from_data(json.loads(file.read(REPORT)))
     except BAD_DATA:
@@ -159,7 +179,7 @@ def _report(file: Container, trees: TreeReader) -> Report:
         version = file.manifest["qfuse"]
         text = f"the report was written by qfuse {version}, and this version cannot read it"
         report = Report((Noted("saving", text, warn=True),))
-    notes = []
+    notes = [Noted("saving", _op_by_op(missing_isa), warn=True)] if missing_isa else []
     for name in dict.fromkeys(trees.replaced):
         module = name.partition(":")[0]
         text = (

@@ -115,23 +115,23 @@ def one_linear() -> nn.Module:
 
 
 class Convolved(nn.Module):
-    """A convolution of an image; its operands are quantized by PT2E or not."""
+    """A convolution of an image; its operands are quantized by PT2E, along an axis, or not."""
 
     w: torch.Tensor
 
-    def __init__(self, *, by_pt2e: bool) -> None:
+    def __init__(self, *, by_pt2e: bool, axis: int = 0) -> None:
         super().__init__()
         self.conv = nn.Conv2d(32, 32, 3, padding=1, bias=False)
         self.register_buffer("w", torch.randint(-127, 127, (32, 32, 3, 3)).to(torch.int8))
         self.register_buffer("s", torch.full((32,), 0.01))
         self.register_buffer("z", torch.zeros(32, dtype=torch.int64))
-        self._by_pt2e = by_pt2e
+        self._by_pt2e, self._axis = by_pt2e, axis
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._by_pt2e:
             made: torch.Tensor = self.conv(x)
             return made
-        args = (self.w, self.s, self.z, 0, -128, 127, torch.int8)
+        args = (self.w, self.s, self.z, self._axis, -128, 127, torch.int8)
         return F.conv2d(static(x), _PT2E.dequantize_per_channel(*args), padding=1)
 
 
@@ -380,6 +380,13 @@ CASES = (
         MissCode.NO_KERNEL,
         lambda m, x: F.linear(x, weight(m, axis=1)),
         lambda m, x: F.linear(x, weight(m)),
+    ),
+    Case(
+        "weight-scale-per-output",
+        MissCode.NO_KERNEL,
+        lambda: Convolved(by_pt2e=True, axis=1),
+        lambda: Convolved(by_pt2e=True),
+        images,
     ),
     _case(
         "activation-scale-per-row",

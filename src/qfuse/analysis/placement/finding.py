@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from qfuse.ir.events import Place
+from qfuse.ir.events import Noted, Place
 
 
 class Severity(StrEnum):
@@ -50,6 +50,12 @@ class LintFinding:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
         return asdict(self)
+
+    def note(self) -> Noted:
+        """Return it as an event of a report, which lists it among what to do."""
+        seconds = None if self.predicted_us is None else self.predicted_us / 1e6
+        warn = self.severity is Severity.WARNING
+        return Noted(self.code, self.seen, self.place, warn, self.fix, seconds)
 
 
 def by_importance(finding: LintFinding) -> tuple[bool, float]:

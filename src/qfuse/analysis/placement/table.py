@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from qfuse.analysis.placement.finding import LintFinding, Severity
+from qfuse.report.screen import line_text
 
 _STYLES = {Severity.WARNING: "yellow", Severity.INFO: "dim"}
 _MOST_PLACES = 3
@@ -53,5 +55,7 @@ def _indented(text: str, by: int, style: str = "") -> Padding:
 
 def _where(finding: LintFinding) -> str:
     place = finding.place
-    parts = [part for part in (place.module, place.source) if part]
+    # The module tells where a file is.
+    line = line_text(replace(place, module="")) if place.source else ""
+    parts = [part for part in (place.module, line) if part]
     return " at ".join(parts) or f"%{place.node}"

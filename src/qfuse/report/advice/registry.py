@@ -181,7 +181,8 @@ _KERNELS = (
         "weight-scale-per-output",
         "give the weight one scale per output feature (its axis 0)",
         (MissCode.NO_KERNEL,),
-        "the weight's scales run along the input features",
+        "the weight's scales run along the input features|"
+        "the weight is scaled in blocks of .*, not per output channel",
     ),
     Advice(
         "activation-scale-per-row",

@@ -35,7 +35,7 @@ def test_a_range_that_clips_is_found_and_the_proposed_one_is_not(
     share = float(((x > 1.275) | (x < -1.285)).float().mean())
     assert finding.numbers["clipped_fraction"] == pytest.approx(share, abs=0.01)
     assert finding.numbers["value_high"] == pytest.approx(float(x.max()))
-    scale, point = re.findall(r"about ([0-9.e-]+) and a zero point of (-?\d+)", finding.fix)[0]
+    scale, point = re.findall(r"scale of ([0-9.e-]+) and a zero point of (-?\d+)", finding.fix)[0]
     fixed = float(scale) * 1.001
     assert of(fixed, int(point) if zero is not None else None, x, dtype) == []
 

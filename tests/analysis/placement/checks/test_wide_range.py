@@ -28,7 +28,7 @@ def test_unused_levels_are_found_and_the_proposed_range_is_not() -> None:
 
     assert finding.code == "wide-range"
     assert finding.numbers == {"levels_used": 21, "levels": 256}
-    scale, zero = re.findall(r"about ([0-9.e-]+) and a zero point of (-?\d+)", finding.fix)[0]
+    scale, zero = re.findall(r"scale of ([0-9.e-]+) and a zero point of (-?\d+)", finding.fix)[0]
     assert wide(float(scale) * 1.001, x, int(zero)) == []
 
 

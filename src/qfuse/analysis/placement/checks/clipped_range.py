@@ -37,7 +37,7 @@ class ClippedRange(LintCheck):
                     f"{_share(count / seen.elements)} of the example's values lie beyond the range "
                     f"[{seen.least:.4g}, {seen.most:.4g}]; they reach "
                     f"[{seen.low:.4g}, {seen.high:.4g}]",
-                    f"calibrate with inputs like these, or use a scale of about {seen.scale:.4g} "
+                    f"calibrate with inputs like these, or a scale of {seen.scale:.4g} "
                     f"and a zero point of {seen.zero_point}",
                     clipped_fraction=count / seen.elements,
                     range_low=seen.least,

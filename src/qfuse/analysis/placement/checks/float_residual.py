@@ -63,7 +63,7 @@ class FloatResidual(LintCheck):
             node,
             f"a quantized {op_name(_root(product))} is added to the float result of {what} "
             f"({shape}), and the sum is quantized",
-            f"quantize the result of {what} with static parameters in front of this sum",
+            f"quantize the result of {what} before this sum, with static parameters",
             saved,
             branch=what,
             bits=bits,

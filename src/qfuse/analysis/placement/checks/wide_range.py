@@ -52,7 +52,7 @@ class WideRange(LintCheck):
                     f"the example uses {seen.levels} of {levels} levels: its values lie in "
                     f"[{seen.low:.4g}, {seen.high:.4g}], the range is [{seen.least:.4g}, "
                     f"{seen.most:.4g}]",
-                    f"calibrate with inputs like these, or use a scale of about {seen.scale:.4g} "
+                    f"calibrate with inputs like these, or a scale of {seen.scale:.4g} "
                     f"and a zero point of {seen.zero_point}",
                     levels_used=seen.levels,
                     levels=levels,

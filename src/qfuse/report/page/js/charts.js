@@ -98,13 +98,15 @@ const timeline = {
         paper.fillStyle = colors[kind];
         const wide = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.5);
         paper.fillRect(left, top, wide, HEIGHT.lane);
-        if (wide > 40) {
+        const label = text(span.op.op).replace(/^[^.]*\./, "");
+        // A whole word, or none.
+        if (wide > 40 && wide > paper.measureText(label).width + 8) {
           paper.save();
           paper.beginPath();
           paper.rect(left, top, wide - 3, HEIGHT.lane);
           paper.clip();
           paper.fillStyle = colors["on-bar"];
-          paper.fillText(text(span.op.op), Math.max(left, 0) + 4, top + HEIGHT.lane / 2);
+          paper.fillText(label, Math.max(left, 0) + 4, top + HEIGHT.lane / 2);
           paper.restore();
         }
       }

@@ -53,8 +53,11 @@ class Lane {
   }
 
   row(row) {
-    if (row.node === undefined)
-      return element("div", { class: "group", role: "presentation", text: row.group, title: row.group });
+    if (row.node === undefined) {
+      // The style writes from right to left to cut the beginning; marks keep punctuation in place.
+      const name = `\u200e${row.group}\u200e`;
+      return element("div", { class: "group", role: "presentation", text: name, title: row.group });
+    }
     const { stage } = this, { node } = row;
     const mark = this.marks.get(node) ?? "";
     const made = element("div", {

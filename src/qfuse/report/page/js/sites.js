@@ -1,14 +1,16 @@
 // The table of sites: search, filter by status, sort.
-const COLUMNS = [
-  { name: "status", key: (s) => s.status },
-  { name: "op", key: (s) => text(s.op) },
-  { name: "kernel", key: (s) => text(s.kernel) },
-  { name: "reason", key: (s) => text(s.why) },
-  { name: "source", key: (s) => fileLine(text(s.source)) || text(s.module) },
-  { name: "suggestion", key: (s) => text(s.do) },
-  { name: "predicted us", key: (s) => s.predicted, numeric: true },
-  { name: "measured us", key: (s) => s.us, numeric: true },
+const ALL_COLUMNS = [
+  { name: "status", width: "84px", key: (s) => s.status },
+  { name: "op", width: "minmax(90px, 1.6fr)", key: (s) => text(s.op) },
+  { name: "kernel", width: "minmax(80px, 1.4fr)", key: (s) => text(s.kernel).replace(/^qfuse\./, "") },
+  { name: "reason", width: "minmax(120px, 3fr)", key: (s) => text(s.why) },
+  { name: "source", width: "minmax(172px, 1.6fr)", key: (s) => fileLine(text(s.source)) || text(s.module) },
+  { name: "suggestion", width: "minmax(70px, 2.2fr)", key: (s) => text(s.do) },
+  { name: "predicted us", width: "76px", key: (s) => s.predicted, numeric: true },
+  { name: "measured us", width: "84px", key: (s) => s.us, numeric: true },
 ];
+// Without a profile nothing is measured.
+const COLUMNS = ALL_COLUMNS.filter(({ key, numeric }) => !numeric || data.sites.some((site) => key(site) !== null));
 const ORDER = ["left", "expanded", "not fused", "refused", "needed", "float", "loops", "kernel"];
 
 const table = {
@@ -22,8 +24,10 @@ const table = {
     COLUMNS.forEach((column, index) => {
       const button = element("button", { type: "button", text: column.name });
       button.addEventListener("click", () => this.sortBy(index));
-      head.append(element("div", { role: "columnheader", "aria-sort": "none" }, button));
+      const numeric = column.numeric ? "n" : "";
+      head.append(element("div", { role: "columnheader", "aria-sort": "none", class: numeric }, button));
     });
+    $("table").style.setProperty("--columns", COLUMNS.map(({ width }) => width).join(" "));
     const counts = new Map();
     for (const site of data.sites) counts.set(site.status, (counts.get(site.status) ?? 0) + 1);
     for (const status of ORDER.filter((name) => counts.has(name))) {

@@ -1,4 +1,4 @@
-"""``qfuse diff``: compare two reports that were written as JSON."""
+"""``qfuse diff``: compare two reports that were written as JSON, without torch."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from qfuse.ir.errors import OptionsError
-from qfuse.report import Report
+from qfuse.report.data import ReportData, read_report
 from qfuse.report.diff import FACTOR, diff_reports
 
 _WORSE, _BAD_INPUT = 1, 2
 
 
-@click.command("diff")
+@click.command("diff", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option(
@@ -37,7 +37,7 @@ def diff_command(before: Path, after: Path, factor: float, as_json: bool) -> Non
     sys.exit(_WORSE if found.regressions else 0)
 
 
-def _read(path: Path) -> Report:
+def _read(path: Path) -> ReportData:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -46,6 +46,6 @@ def _read(path: Path) -> Report:
             fix="write it with `qfuse explain MODEL --json FILE`",
         ) from error
     try:
-        return Report.from_json(text)
+        return read_report(text)
     except OptionsError as error:
         raise OptionsError(error.what, where=str(path), fix=error.fix) from error

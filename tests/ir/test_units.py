@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qfuse.cost import bytes_text, operations_text, rate_text, seconds_text
+from qfuse.ir.units import bytes_text, operations_text, rate_text, seconds_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""Notes that say what to do are listed with the reasons of ops."""
+
+from __future__ import annotations
+
+from qfuse.analysis import LintFinding, Severity
+from qfuse.ir.events import Event, MissCode, Missed, Noted, Place
+from qfuse.report import Report
+
+FIRST = Place("a", "qfuse.quantize", "model.py:1: y", "layers.0")
+SECOND = Place("b", "qfuse.quantize", "model.py:1: y", "layers.1")
+
+
+def clipped(place: Place, predicted_us: float | None = None) -> Noted:
+    finding = LintFinding(
+        "clipped-range", Severity.WARNING, place, "half is cut", "calibrate", predicted_us
+    )
+    return finding.note()
+
+
+def actions(*events: Event) -> list[tuple[str, str | None, tuple[Place, ...], float | None]]:
+    found = Report(events).actions
+    return [
+        (f"{a.tried}: {a.reason}", a.advice.do if a.advice else None, a.places, a.seconds)
+        for a in found
+    ]
+
+
+def test_findings_of_one_kind_are_one_action() -> None:
+    assert actions(clipped(FIRST, 2.0), clipped(SECOND), clipped(FIRST, 1.0)) == [
+        ("clipped-range: half is cut", "calibrate", (FIRST, SECOND), 3e-6)
+    ]
+    text = Report((clipped(FIRST), clipped(SECOND))).text()
+    assert "1. clipped-range: half is cut (2 places)\n   model.py:1: y  [layers.0]" in text
+    assert "   do: calibrate\n" in text
+
+
+def test_a_finding_is_in_the_json_and_comes_back() -> None:
+    report = Report((clipped(FIRST, 2.0),))
+
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_a_place_that_has_advice_has_no_second_one() -> None:
+    """The weight axis is a finding of the lint, and a reason of the kernel."""
+    op = Place("c", "qfuse.linear", FIRST.source, FIRST.module)
+    reason = "the weight's scales run along the input features"
+    miss = Missed("lower", "linear-w8a8", MissCode.NO_KERNEL, reason, op, op, 1)
+    (alone,) = actions(miss)
+    assert alone[1] is not None
+    assert actions(miss, clipped(FIRST)) == [alone]
+    assert len(actions(miss, clipped(SECOND))) == 2
+
+
+def test_a_warning_about_an_import_stays_a_reason() -> None:
+    note = Noted("normalize", "it is not known", FIRST, warn=True)
+
+    assert actions(note) == [("import: it is not known", None, (FIRST,), None)]
