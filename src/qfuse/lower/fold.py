@@ -19,7 +19,7 @@ FOLDED_BYTES = 1 << 16
 """The largest result: scales, zero points and their reciprocals fit, and weights stay quantized."""
 
 GROWN_BYTES = 1 << 8
-"""The largest result that may be larger than what it is computed from, such as a scale as float64."""
+"""The largest result that may exceed its constants, such as a scale that is cast to float64."""
 
 
 def fold_constants(program: StageGraph, context: RewriteContext) -> int:
