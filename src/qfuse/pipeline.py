@@ -26,7 +26,13 @@ from qfuse.lower.kernels.installed import MakeKernels, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.normalize import normalize
-from qfuse.optimize import check_rule_names, installed_rules, optimize, rewrite_names
+from qfuse.optimize import (
+    check_rule_names,
+    installed_rules,
+    optimize,
+    rewrite_names,
+    rules_for_claims,
+)
 from qfuse.options import Check
 from qfuse.plans import PlanData, decisions_of, package_versions, record_plan
 from qfuse.rewrite.budget import RewriteBudget, rule_of
@@ -165,7 +171,9 @@ class Extensions:
         rules = (*installed_rules(), *own)
         check_rule_names(rules)
         kernels = installed_kernels(all_kernels(library))
-        return cls(tuple(some.value for some in rules), kernels, tuple(backends))
+        claimed = rules_for_claims({op for backend in backends for op in backend.supported_ops})
+        every = (*(some.value for some in rules), *claimed)
+        return cls(every, kernels, tuple(backends))
 
     @property
     def rule_names(self) -> frozenset[str]:

@@ -2,7 +2,7 @@
 
 from qfuse.optimize.installed import check_rule_names, installed_rules
 from qfuse.optimize.rewrite_names import ATTENTION, FUSING, rewrite_names
-from qfuse.optimize.schedule import optimize
+from qfuse.optimize.schedule import optimize, rules_for_claims
 
 __all__ = [
     "ATTENTION",
@@ -11,4 +11,5 @@ __all__ = [
     "installed_rules",
     "optimize",
     "rewrite_names",
+    "rules_for_claims",
 ]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from qfuse.ir.events import Missed
 from qfuse.ir.graph.stage_graph import NormalGraph, OptimizedGraph, StageGraph
+from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.broadcast_repeated_heads import BroadcastRepeatedHeads
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
@@ -21,9 +24,11 @@ from qfuse.optimize.fold.factor import SinkFactor, SinkPowerOfTwo
 from qfuse.optimize.fold.scale import FoldScale
 from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
+from qfuse.optimize.fuse.average_pool import FuseAveragePool
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.optimize.fuse.einsum import SpellEinsum
+from qfuse.optimize.fuse.elementwise import FuseElementwise
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
@@ -126,6 +131,11 @@ ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (
     MergeQueries,
 )
 
+CLAIM_RULES: Mapping[OpOverload, type[Rule[Any]]] = MappingProxyType(
+    {ops.elementwise: FuseElementwise, ops.average_pool: FuseAveragePool}
+)
+"""Rules of ops that only backends run, by these ops."""
+
 REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *FOLD_RULES,
     *MOVING_RULES,
@@ -135,6 +145,7 @@ REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *RESULT_RULES,
     *INPUT_RULES,
     *ATTENTION_RULES,
+    *CLAIM_RULES.values(),
     Combine,
     FoldConstants,
     MergeLinears,
@@ -208,6 +219,15 @@ def sink_splits(program: StageGraph, context: RewriteContext, also: Rules = ()) 
                 context.miss(program, event)
             break
     return fired
+
+
+def rules_for_claims(supported: Collection[OpOverload]) -> tuple[ScheduledRules, ...]:
+    """Return the rules that make the ops which a backend supports, and which qfuse does not run.
+
+    They run after products are fused, whose epilogues add, multiply and activate too.
+    """
+    rules = tuple(rule for op, rule in CLAIM_RULES.items() if op in supported)
+    return (ScheduledRules(rules, after=Phase.FUSE),) if rules else ()
 
 
 def _instances(*rules: Rules) -> list[Rule[Any]]:

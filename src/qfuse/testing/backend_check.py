@@ -14,7 +14,7 @@ from qfuse.ir.events import Exactness, Lowered
 from qfuse.ir.graph.stage_graph import LoweredGraph, OptimizedGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.lower import claim_ops
-from qfuse.optimize import optimize
+from qfuse.optimize import optimize, rules_for_claims
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.compare import compare
 from qfuse.rewrite.context import RewriteContext
@@ -116,7 +116,8 @@ def _outcome_of(backend: Backend, case: BackendCase) -> CaseOutcome:
 
 def _outcome(backend: Backend, case: BackendCase) -> CaseOutcome:
     context = RewriteContext("optimize")
-    graph = optimize(case.program(), context, added=backend.rules())
+    added = (*backend.rules(), *rules_for_claims(backend.supported_ops))
+    graph = optimize(case.program(), context, added=added)
     reference = clone(graph)
     unstable = _asked_twice(backend, graph)
     lowered = claim_ops(graph, [backend])

@@ -203,6 +203,13 @@ def _others() -> Iterator[BackendCase]:
     pooled: dict[str, Callable[[GraphBuilder, Node], Node]] = {
         "max_pool2d": lambda b, x: b.call(aten.max_pool2d.default, x, [3, 2], [2, 1], [1, 0]),
         "avg_pool2d": lambda b, x: b.call(aten.avg_pool2d.default, x, [3, 3], [1, 1]),
+        "avg_pool2d, padding": lambda b, x: b.call(
+            aten.avg_pool2d.default, x, [3, 2], [2, 1], [1, 1], True, False
+        ),
+        "avg_pool2d, divisor": lambda b, x: b.call(
+            aten.avg_pool2d.default, x, [2, 2], [], [1, 0], False, True, 3
+        ),
+        "adaptive_avg_pool2d": lambda b, x: b.call(aten.adaptive_avg_pool2d.default, x, [2, 3]),
         "mean": lambda b, x: b.call(aten.mean.dim, x, [2, 3], True),
         "add": lambda b, x: b.call(aten.add.Tensor, x, _other(b, x)),
         "add, relu": lambda b, x: b.call(
@@ -210,7 +217,17 @@ def _others() -> Iterator[BackendCase]:
         ),
         "add with alpha": lambda b, x: b.call(aten.add.Tensor, x, _other(b, x), alpha=2),
         "add of itself": lambda b, x: b.call(aten.add.Tensor, x, x),
+        "sub": lambda b, x: b.call(aten.sub.Tensor, x, _other(b, x)),
+        "sub with alpha": lambda b, x: b.call(aten.sub.Tensor, x, _other(b, x), alpha=3),
         "mul": lambda b, x: b.call(aten.mul.Tensor, x, _other(b, x)),
+        "mul, hardswish": lambda b, x: b.call(
+            aten.hardswish.default, b.call(aten.mul.Tensor, x, _other(b, x))
+        ),
+        "add a number": lambda b, x: b.call(aten.add.Tensor, x, 0.75),
+        "mul by a number": lambda b, x: b.call(aten.mul.Tensor, x, -1.5),
+        "add of channels": lambda b, x: b.call(
+            aten.add.Tensor, x, b.const("channels", torch.randn(8, 1, 1))
+        ),
         "relu": lambda b, x: b.call(aten.relu.default, x),
         "clamp": lambda b, x: b.call(aten.clamp.default, x, -0.5, 1.5),
         "cat": lambda b, x: b.call(aten.cat.default, [x, _other(b, x)], 1),

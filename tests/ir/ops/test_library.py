@@ -48,6 +48,14 @@ Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -
 softmax(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
 Tensor? mask, str softmax, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str choose, str keep) -> Tensor[]
+elementwise(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
+Tensor? other, Tensor? other_scale, Tensor? other_zero_point, str other_spec, \
+Tensor? out_scale, Tensor? out_zero_point, str out_spec, str elementwise, str epilogue, \
+Tensor? x_outer_scale=None, Tensor? other_outer_scale=None, \
+Tensor? out_outer_scale=None) -> Tensor
+average_pool(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
+Tensor? out_scale, Tensor? out_zero_point, str out_spec, str pool, \
+Tensor? x_outer_scale=None, Tensor? out_outer_scale=None) -> Tensor
 """
 
 

@@ -12,8 +12,10 @@ from torch.fx import Node
 
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.average_pool import AveragePool
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.declare import Op
+from qfuse.ir.ops.elementwise import Elementwise
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
@@ -32,6 +34,8 @@ _FUSED: tuple[type[Op], ...] = (
     LayerNorm,
     Activation,
     Softmax,
+    Elementwise,
+    AveragePool,
 )
 _DECLARATIONS: dict[OpOverload, type[Op]] = {d.overload: d for d in (*_CANONICAL, *_FUSED)}
 
@@ -44,6 +48,7 @@ linear, convolution = FusedLinear.overload, FusedConvolution.overload
 matmul = FusedMatmul.overload
 rms_norm, layer_norm, activation = RmsNorm.overload, LayerNorm.overload, Activation.overload
 softmax = Softmax.overload
+elementwise, average_pool = Elementwise.overload, AveragePool.overload
 
 
 def declaration_of(op: OpOverload | None) -> type[Op] | None:

@@ -18,7 +18,6 @@ from qfuse.lower.floats.form import (
     float_weight,
 )
 from qfuse.lower.floats.policy import FloatPolicy
-from qfuse.lower.fold import FOLDED_BYTES
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem
 from qfuse.lower.rival import measured_offer, rowwise_seconds
@@ -150,9 +149,8 @@ def _candidate(
     if forced is not None:
         return _Candidate(problem, seconds, rival, 0.0, weight, forced=True)
     if rival is None:
-        # Without a kernel, the alternative is to dequantize the weight in every call. A small
-        # result is folded anyway.
-        if weight is None or weight.float_bytes <= FOLDED_BYTES:
+        # Without a kernel, the alternative is to dequantize the weight in every call.
+        if weight is None:
             return None
         gain = context.cost.seconds(dequantize_work(weight))
         return _Candidate(problem, seconds, None, gain, weight)

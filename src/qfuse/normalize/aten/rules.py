@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from qfuse.normalize.aten.activations.saturation import (
+    SpellSaturation,
+    SpellSaturationAtZero,
+)
 from qfuse.normalize.aten.activations.squared_relu import SpellSquaredRelu
 from qfuse.normalize.aten.activations.two_clamps import MergeClamps
 from qfuse.normalize.aten.activations.written_out import SpellActivation
@@ -37,6 +41,7 @@ from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
 from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
 from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
+from qfuse.normalize.aten.qdq.rounded_weight import StoreRoundedWeight
 from qfuse.normalize.aten.qdq.scale_of_product import ScaleOfProduct
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
@@ -76,6 +81,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ExpandBatchedWeight,
     PermuteFeatures,
     # Quantization written as arithmetic.
+    SpellSaturation,
+    SpellSaturationAtZero,
     ImportFakeQuantize,
     ContractScale,
     FloatZero,
@@ -85,6 +92,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ScaleOfProduct,
     ClampZeroPoint,
     QuantizeChain,
+    StoreRoundedWeight,
     ChooseChain,
     ChooseAsymmetric,
     DequantizeChain,

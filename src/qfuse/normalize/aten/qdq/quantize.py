@@ -110,13 +110,21 @@ _SCALED = _SCALED.otherwise(
 _ROUNDED = (_round(_SCALED) + Opt(ZERO)).otherwise(
     MissCode.PATTERN, f"expected {_NEAREST}, or its sum with a zero point, {_FOUND}"
 )
-_CODES = Either(
+CODES = Either(
     _clamp(_ROUNDED),
     # The order is recorded in the spec, since ties may round differently.
     _clamp(_round(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
     # Rounding is monotone and keeps integers, so between integer bounds the two orders agree.
     _round(_clamp(_SCALED + Opt(ZERO))).given(bind(ZERO_FIRST, True)),
 ).otherwise(MissCode.RANGE, f"expected {_BOUNDED}, or aten.round of it, {_BEFORE_CAST}")
+"""Values that are scaled, rounded and clamped."""
+
+CHECKS = (
+    *(_keeps_shape, _keeps_type, _acts_as_a_tensor),
+    *(let(SCALE_FACTOR, _scale_factor), _is_positive),
+)
+"""What holds for their scale."""
+
 _TO_EIGHT_BITS = Step("cast to 8 bits", _float_source, (aten._to_copy.default,))
 
 
@@ -146,20 +154,24 @@ class QuantizeChain(PatternRule):
     name = "quantize-chain"
     exactness = Exactness.EXACT
     pattern = (
-        Via(_CODES, _TO_EIGHT_BITS)
+        Via(CODES, _TO_EIGHT_BITS)
         .otherwise(MissCode.DTYPE, "{found} is not a cast of a float to 8 bits")
-        .given(_is_range, _keeps_shape, _keeps_type, _acts_as_a_tensor)
-        .given(let(SCALE_FACTOR, _scale_factor), _is_positive, let(ZERO_FACTOR, _zero_factor))
+        .given(_is_range, *CHECKS, let(ZERO_FACTOR, _zero_factor))
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
         """Build the parameters, then the quantize."""
-        x, scale, zero = site[X], site[SCALE_FACTOR], site[ZERO_FACTOR]
-        zero_first = ZERO_FIRST in site and zero is not None
-        arithmetic = Arithmetic(dtype_of(site[SCALED]), DIVIDES not in site, zero_first)
-        block = block_of(shape_of(x), scale.shape)
-        assert block is not None, "the scale tiles x"
-        bounds = int(site[LOW]), int(site[HIGH])
-        spec = QuantSpec(dtype_of(site.node), *bounds, block, dtype_of(x), arithmetic)
-        made = None if zero is None else zero.build(rw)
-        rw.replace(site.node, rw.call(ops.quantize, x, scale.build(rw), made, str(spec)))
+        rw.replace(site.node, call_quantize(site, rw, dtype_of(site.node)))
+
+
+def call_quantize(site: Match, rw: Rewriter, dtype: torch.dtype) -> Node:
+    """Call ``quantize`` with the parameters of matched :data:`CODES`."""
+    x, scale, zero = site[X], site[SCALE_FACTOR], site[ZERO_FACTOR]
+    zero_first = ZERO_FIRST in site and zero is not None
+    arithmetic = Arithmetic(dtype_of(site[SCALED]), DIVIDES not in site, zero_first)
+    block = block_of(shape_of(x), scale.shape)
+    assert block is not None, "the scale tiles x"
+    bounds = int(site[LOW]), int(site[HIGH])
+    spec = QuantSpec(dtype, *bounds, block, dtype_of(x), arithmetic)
+    made = None if zero is None else zero.build(rw)
+    return rw.call(ops.quantize, x, scale.build(rw), made, str(spec))
