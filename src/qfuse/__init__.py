@@ -2,16 +2,13 @@
 
 ``qfuse.compile(model, args)`` compiles a quantized model. The ``report`` of the result lists what
 was fused, what was not, and why. ``qfuse.explain`` returns the report without compiling.
-``qfuse.passes`` holds the rewrites as standalone FX passes. To use qfuse inside ``torch.compile``,
-pass ``options=qfuse.inductor_options()`` and call ``qfuse.reports()``.
-
-Each name is imported on first access, so that what needs no torch does not import it.
+``qfuse.passes`` holds the rewrites as standalone FX passes; it is imported on first access. To use
+qfuse inside ``torch.compile``, pass ``options=qfuse.inductor_options()`` and call
+``qfuse.reports()``.
 """
 
 import importlib as _importlib
-import importlib.util as _importlib_util
 import sys as _sys
-import types as _types
 import typing as _typing
 
 from qfuse._version import __version__
@@ -31,14 +28,10 @@ from qfuse.ir.errors import (
     TrainingError,
 )
 
-if _typing.TYPE_CHECKING:
-    from qfuse import passes
-    from qfuse.analysis import lint, measure_accuracy
+# `qfuse diff` compares two JSON files, and reads the package without torch.
+if not getattr(_sys.modules.get("qfuse_command"), "without_torch", False):
     from qfuse.api import CompiledModel, compile, explain, load  # noqa: A004 - the field's word
-    from qfuse.bisection import bisect
-    from qfuse.dynamo import clear_reports, reports
-    from qfuse.exported.optimize import optimize  # a stage has this name too
-    from qfuse.inductor import inductor_options, inductor_passes, install, uninstall
+    from qfuse.exported import optimize  # a stage has this name too
     from qfuse.options import Options
     from qfuse.report import Report
     from qfuse.targets import Target
@@ -78,48 +71,31 @@ __all__ = [
     "uninstall",
 ]
 
+if _typing.TYPE_CHECKING:
+    from qfuse import passes
+    from qfuse.analysis import lint, measure_accuracy
+    from qfuse.bisection import bisect
+    from qfuse.dynamo import clear_reports, reports
+    from qfuse.inductor import inductor_options, inductor_passes, install, uninstall
+
 _LAZY = {
-    "CompiledModel": "api",
-    "Options": "options",
-    "Report": "report",
-    "Target": "targets",
     "bisect": "bisection",
     "clear_reports": "dynamo",
-    "compile": "api",
-    "explain": "api",
     "inductor_options": "inductor",
     "inductor_passes": "inductor",
     "install": "inductor",
     "lint": "analysis",
-    "load": "api",
     "measure_accuracy": "analysis",
     "reports": "dynamo",
     "uninstall": "inductor",
 }
 
 
-class _Face(_types.ModuleType):
-    """The package, in which ``optimize`` is the function, although a stage has this name too."""
-
-    @property
-    def optimize(self) -> object:
-        found: object = _importlib.import_module("qfuse.exported").optimize
-        return found
-
-    @optimize.setter
-    def optimize(self, stage: object) -> None:
-        """Importing the stage would set it."""
-
-
-_sys.modules[__name__].__class__ = _Face
-
-
 def __getattr__(name: str) -> object:
+    if name == "passes":
+        return _importlib.import_module("qfuse.passes")
     if name in _LAZY:
         return getattr(_importlib.import_module(f"qfuse.{_LAZY[name]}"), name)
-    # A module of the package, as after an import of everything.
-    if not name.startswith("_") and _importlib_util.find_spec(f"qfuse.{name}") is not None:
-        return _importlib.import_module(f"qfuse.{name}")
     raise AttributeError(f"module 'qfuse' has no attribute {name!r}")
 
 

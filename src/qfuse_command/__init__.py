@@ -47,14 +47,20 @@ APART: Mapping[str, str] = MappingProxyType(
 """The commands of qfuse's own benchmark package, which is not part of the wheel."""
 
 
+without_torch = False
+"""Whether the process compares reports: ``import qfuse`` has the names then that need no torch."""
+
+
 def console_main() -> None:
     """Run the command line with the arguments of the process."""
+    global without_torch  # noqa: PLW0603 - a fact of the process
     match sys.argv[1:]:
         case ["--version"] if (installed := _installed_version()) is not None:
             click.echo(f"qfuse, version {installed}")
         case ["--help" | "-h"] if _plugins() <= set(APART):
             overview()(["--help"], prog_name="qfuse")
         case ["diff", *arguments]:
+            without_torch = True
             from qfuse_command.diff import diff_command  # noqa: PLC0415
 
             diff_command(arguments, prog_name="qfuse diff")
