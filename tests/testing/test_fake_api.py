@@ -41,7 +41,7 @@ def described(value: torch.Tensor) -> tuple[Any, ...]:
     return value.dtype, value.device, sizes, value.requires_grad, value.storage_offset()
 
 
-def both(
+def assert_alike(
     op: Any,
     operands: Sequence[tuple[torch.dtype, Layout]],
     patch: pytest.MonkeyPatch,
@@ -71,15 +71,15 @@ def both(
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ops_of_one_operand(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     for op in (aten.neg.default, aten.rsqrt.default):
-        both(op, [(F32, layout)], monkeypatch)
+        assert_alike(op, [(F32, layout)], monkeypatch)
     for dtype, low, high in [
         *((F32, -1, 1), (BF16, -0.5, None), (F32, None, 2.5), (I8, -3, 3), (I8, 0.5, 2)),
         *((I32, None, None), (F64, True, 3)),
     ]:
-        both(aten.clamp.default, [(dtype, layout)], monkeypatch, low, high)
+        assert_alike(aten.clamp.default, [(dtype, layout)], monkeypatch, low, high)
     for dtype in (F32, I8, torch.float8_e4m3fn, torch.bool):
-        both(aten._to_copy.default, [(BF16, layout)], monkeypatch, dtype=dtype)
-    both(aten._to_copy.default, [(F32, layout)], monkeypatch, dtype=F32, device="cpu")
+        assert_alike(aten._to_copy.default, [(BF16, layout)], monkeypatch, dtype=dtype)
+    assert_alike(aten._to_copy.default, [(F32, layout)], monkeypatch, dtype=F32, device="cpu")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -89,8 +89,8 @@ def test_ops_of_two_operands(
 ) -> None:
     # These take all the same way.
     for op in (aten.add.Tensor, aten.maximum.default):
-        both(op, [(F32, layout), (F32, other or layout)], monkeypatch)
-    both(aten.mul.Tensor, [(F32, other or layout), (F32, layout)], monkeypatch)
+        assert_alike(op, [(F32, layout), (F32, other or layout)], monkeypatch)
+    assert_alike(aten.mul.Tensor, [(F32, other or layout), (F32, layout)], monkeypatch)
 
 
 @pytest.mark.parametrize("op", [*UNARY, *BINARY], ids=str)
@@ -98,13 +98,13 @@ def test_ops_of_two_operands(
 def test_types(op: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     layout: Layout = ((4, "m"), None)
     if op in UNARY:
-        both(op, [(dtype, layout)], monkeypatch)
+        assert_alike(op, [(dtype, layout)], monkeypatch)
         return
-    both(op, [(dtype, layout), (dtype, layout)], monkeypatch)
-    both(op, [(dtype, layout), (I8, ((), None))], monkeypatch)
+    assert_alike(op, [(dtype, layout), (dtype, layout)], monkeypatch)
+    assert_alike(op, [(dtype, layout), (I8, ((), None))], monkeypatch)
     if str(op).startswith(("aten.m", "aten.d")) and "imum" not in str(op):
         for number in (2, 2.5, True):
-            both(op, [(dtype, layout)], monkeypatch, number)
+            assert_alike(op, [(dtype, layout)], monkeypatch, number)
 
 
 def test_a_shortcut_adds_no_guard() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-import qfuse
 from qfuse.ir.events import MissCode
-from qfuse.report import Report
-from qfuse.targets import Target
 
 SIZE = 256
 _PT2E = torch.ops.quantized_decomposed
@@ -172,15 +168,6 @@ class Case:
     inputs: Callable[[], tuple[torch.Tensor, ...]] = activations
     better: Callable[[], tuple[torch.Tensor, ...]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@functools.cache
-def reports(case: Case) -> tuple[Report, Report]:
-    """Return what becomes of the problem, and of the model that follows the suggestion."""
-    inputs = case.inputs(), (case.better or case.inputs)()
-    target = Target.for_testing()
-    before = qfuse.explain(case.problem(), inputs[0], target=target, options=dict(case.options))
-    return before, qfuse.explain(case.solution(), inputs[1], target=target)
 
 
 def _case(advice: str, code: MissCode | None, problem: Forward, solution: Forward) -> Case:

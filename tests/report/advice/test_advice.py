@@ -16,10 +16,10 @@ from tests.report.advice.cases import (
     Weighted,
     activations,
     linear,
-    reports,
     weight,
 )
 from tests.report.advice.cases import static as quantized
+from tests.report.advice.reports import reports
 from torch import nn
 
 import qfuse
