@@ -1,5 +1,7 @@
 """Write the pictures of docs/page.md: ``python tools/page_pictures.py [FOLDER]``.
 
+That of a trace is drawn from its JSON by :mod:`trace_picture`, since the viewers are web pages.
+
 The model is BERT from the zoo with two layers, quantized to int8 with dynamic activations, and
 three problems: a linear that was left in float, one whose weight is quantized along the wrong axis,
 and one that rounds activations down. Needs Chromium.
@@ -7,19 +9,21 @@ and one that rounds activations down. Needs Chromium.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
 from torch import nn
+from trace_picture import trace_page
 
 import qfuse
 from qfuse import zoo
 from qfuse.zoo import recipes
 from qfuse_bench.harness.browser import Browser
 
-WIDTH, HEIGHT = 1400, 800
+WIDTH, HEIGHT, TRACE_HEIGHT = 1400, 800, 420
 
 
 class WrongAxis(nn.Module):
@@ -75,6 +79,14 @@ def planted() -> tuple[nn.Module, tuple[torch.Tensor, ...], dict[str, torch.Tens
     return quantized, made.args, kwargs
 
 
+def plot() -> str:
+    """The accuracy per layer of the model without the problems, as an image."""
+    made = zoo.build("bert", layers=2, seq=64)
+    kwargs, again = dict(made.kwargs), zoo.build("bert", layers=2, seq=64).module
+    quantized = recipes.quantize(again, "w8a8-dynamic", made.args, kwargs).model
+    return qfuse.measure_accuracy(quantized, made.module, made.args, kwargs, keep=0).to_svg()
+
+
 def main() -> None:
     """Compile, measure, and take the pictures."""
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/pictures")
@@ -96,6 +108,14 @@ def main() -> None:
         browser.eval("document.getElementById('timeline').scrollIntoView()")
         browser.frame()
         browser.screenshot(folder / "page-timeline.png")
+    with tempfile.TemporaryDirectory() as pages, Browser(WIDTH, TRACE_HEIGHT) as browser:
+        profile.save_chrome_trace(trace := Path(pages, "trace.json"))
+        drawn = Path(pages, "trace.html")
+        drawn.write_text(trace_page(json.loads(trace.read_text())), encoding="utf-8")
+        browser.open(drawn)
+        browser.frame()
+        browser.screenshot(folder / "trace.png", whole=True)
+    (folder / "accuracy.svg").write_text(plot() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -170,6 +170,10 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+def _convolution(name: str, code: MissCode, **before: Any) -> Case:
+    return Case(name, code, lambda: Convolved(**before), lambda: Convolved(by_pt2e=True), images)
+
+
 def _case(advice: str, code: MissCode | None, problem: Forward, solution: Forward) -> Case:
     return Case(advice, code, lambda: Weighted(problem), lambda: Weighted(solution))
 
@@ -226,13 +230,7 @@ CASES = (
         lambda: Weighted(lambda m, x: F.linear(x, m.f)),
         lambda: quantized(one_linear()),
     ),
-    Case(
-        "quantize-convolution",
-        MissCode.NOT_QUANTIZED,
-        lambda: Convolved(by_pt2e=False),
-        lambda: Convolved(by_pt2e=True),
-        images,
-    ),
+    _convolution("quantize-convolution", MissCode.NOT_QUANTIZED, by_pt2e=False),
     _case(
         "cast-to-8-bits",
         MissCode.DTYPE,
@@ -368,13 +366,7 @@ CASES = (
         lambda m, x: F.linear(x, weight(m, axis=1)),
         lambda m, x: F.linear(x, weight(m)),
     ),
-    Case(
-        "weight-scale-per-output",
-        MissCode.NO_KERNEL,
-        lambda: Convolved(by_pt2e=True, axis=1),
-        lambda: Convolved(by_pt2e=True),
-        images,
-    ),
+    _convolution("weight-scale-per-output", MissCode.NO_KERNEL, by_pt2e=True, axis=1),
     _case(
         "activation-scale-per-row",
         MissCode.NO_KERNEL,
