@@ -21,6 +21,7 @@ from qfuse.optimize.attention.merge_queries import MergeQueries
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
 from qfuse.optimize.fold.constants import FoldConstants
 from qfuse.optimize.fold.factor import SinkFactor, SinkPowerOfTwo
+from qfuse.optimize.fold.requantized_factor import FoldRequantizedFactor
 from qfuse.optimize.fold.scale import FoldScale
 from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
@@ -92,6 +93,7 @@ FOLD_RULES: tuple[type[Rule[Any]], ...] = (
     FoldShift,
     SinkPowerOfTwo,
     SinkFactor,
+    FoldRequantizedFactor,
 )
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)

@@ -55,7 +55,9 @@ def test_golden() -> None:
     program = source(lambda x, y: x + y, other=("n", COLUMNS))
     result = apply_rules(program, [FuseElementwise()])
     assert result.fired == {"fuse-elementwise": 1}
-    assert_expected_inline(to_text(program.graph), """\
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
 const %a_scale: float32[1, 1]
 const %a_zero: int32[1, 1]
 %a: int8[s0, 8]
@@ -64,7 +66,8 @@ const %b_zero: int32[1, 1]
 %b: int8[s0, 8]
 const %y_scale: float32[1, 1]
 %0 = qfuse.elementwise(%a, %a_scale, %a_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %b, %b_scale, %b_zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', %y_scale, None, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int', 'add', ''): int8[s0, 8]
-return (%0)""")
+return (%0)""",
+    )
 
 
 FORMS: dict[str, Form] = {
