@@ -48,7 +48,9 @@ def multiplied(by: float) -> Form:
 
 
 def test_golden() -> None:
-    assert_expected_inline(golden(source(multiplied(0.5)), FoldRequantizedFactor()), """\
+    assert_expected_inline(
+        golden(source(multiplied(0.5)), FoldRequantizedFactor()),
+        """\
 const %zero: int32[1, 1]
 %q: int8[16, 16]
 const %t: float32[1, 1]
@@ -56,7 +58,8 @@ const %s_scaled: float32[1, 1]
 %0 = qfuse.dequantize(%q, %s_scaled, %zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): float32[16, 16]
 %1 = qfuse.quantize(%0, %t, %zero, 'int8[-128,127] *x* float32 float32:reciprocal:round-zp int'): int8[16, 16]
 return (%1)
-fired: fold-requantized-factor 1""")
+fired: fold-requantized-factor 1""",
+    )
 
 
 @pytest.mark.numeric

@@ -10,9 +10,9 @@ from torch.fx import Node
 
 from integer_npu.instruction import Instruction, RefusedError, Steps, finish, steps_of
 from integer_npu.kernels import Array
-from qfuse.ir.ops.average_pool import PoolKind, as_average_pool
+from qfuse.ir.ops.claimed.average_pool import PoolKind, as_average_pool
+from qfuse.ir.ops.claimed.elementwise import Elementwise, ElementwiseKind, as_elementwise
 from qfuse.ir.ops.compact import CompactParams, compact_params
-from qfuse.ir.ops.elementwise import Elementwise, ElementwiseKind, as_elementwise
 from qfuse.ir.ops.epilogue import Add, Epilogue, Stored
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.reference import dequantize, quantize

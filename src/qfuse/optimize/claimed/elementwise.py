@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.ops.elementwise import Elementwise, ElementwiseKind, ElementwiseSpec
+from qfuse.ir.ops.claimed.elementwise import Elementwise, ElementwiseKind, ElementwiseSpec
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
-from qfuse.optimize.fuse.between_quantized import BetweenSite, with_quantize_behind
+from qfuse.optimize.claimed.site import BetweenSite, with_quantize_behind
 from qfuse.optimize.fuse.operands import stored_edge
 from qfuse.patterns.activations import ACTIVATION_OPS, activated, activation_of
 from qfuse.rewrite.prelude import (
