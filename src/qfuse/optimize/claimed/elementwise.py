@@ -36,7 +36,7 @@ class FuseElementwise(Rule[BetweenSite]):
 
         a, b -> qfuse.elementwise -- ...
 
-    Likewise differences and products, and numbers as second operands. An activation behind it is
+    Likewise differences and products, and numbers as second operands. An activation after it is
     part of the op. One operand may be float, and the result is float if it is not quantized, or has
     other users. It is fused only for a backend
     that claims ``qfuse.elementwise``.

@@ -83,8 +83,8 @@ class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
         power = number > 0 and math.isfinite(number) and math.frexp(number)[0] == _HALF
         if not power:
             text = (
-                "the factor {} between a dequantize and a quantize is no power of two: with it in "
-                "the scale, values at a tie may be one step off"
+                "the factor {} between a dequantize and a quantize is not a power of two: with it "
+                "in the scale, values at a tie may be one step off"
             )
             return Miss(MissCode.ARGUMENT, node, text, number, progress=2)
         factor = 1 / number if is_call(node, aten.div.Tensor) else float(number)
@@ -112,7 +112,7 @@ def _refuse_scale(node: Node, dequantize: Dequantize, factor: float) -> Miss | N
         text = "the floats between a dequantize and a quantize are not only float32"
         return Miss(MissCode.DTYPE, node, text, progress=2)
     if spec.domain is ZeroPointDomain.FLOAT_OFFSET or spec.dtype.itemsize > torch.int16.itemsize:
-        return Miss(MissCode.DTYPE, node, "the values are no 16-bit integers", progress=2)
+        return Miss(MissCode.DTYPE, node, "the values are not integers of 16 bits", progress=2)
     both = torch.stack((scale, scale * factor))
     if not bool(((both > _LEAST) & (both < _MOST)).all()):
         return Miss(MissCode.RANGE, params.scale, "a scale is very large or small", progress=2)
