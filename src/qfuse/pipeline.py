@@ -26,13 +26,7 @@ from qfuse.lower.kernels.installed import MakeKernels, installed_kernels
 from qfuse.lower.kernels.registry import all_kernels
 from qfuse.model_check import ModelCheck, bisect_count
 from qfuse.normalize import normalize
-from qfuse.optimize import (
-    check_rule_names,
-    installed_rules,
-    optimize,
-    rewrite_names,
-    rules_for_claims,
-)
+from qfuse.optimize import checked_rules, installed_rules, optimize, rewrite_names
 from qfuse.options import Check
 from qfuse.plans import PlanData, decisions_of, package_versions, record_plan
 from qfuse.rewrite.budget import RewriteBudget, rule_of
@@ -168,12 +162,10 @@ class Extensions:
                 fix="return a list of qfuse.rewrite.scheduled.ScheduledRules",
             )
         ]
-        rules = (*installed_rules(), *own)
-        check_rule_names(rules)
+        claimed = {op for backend in backends for op in backend.supported_ops}
+        rules = checked_rules((*installed_rules(), *own), claimed)
         kernels = installed_kernels(all_kernels(library))
-        claimed = rules_for_claims({op for backend in backends for op in backend.supported_ops})
-        every = (*(some.value for some in rules), *claimed)
-        return cls(every, kernels, tuple(backends))
+        return cls(rules, kernels, tuple(backends))
 
     @property
     def rule_names(self) -> frozenset[str]:

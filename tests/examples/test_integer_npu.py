@@ -23,7 +23,7 @@ from qfuse.backends import chosen_backends
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph
 from qfuse.ir.signature.caller import Caller
 from qfuse.targets import Target
-from qfuse.testing import BackendCase, GraphBuilder, check_backend, per_tensor, refusal
+from qfuse.testing import BackendCase, GraphBuilder, check_backend, per_tensor
 from qfuse.testing.quant import QuantizedLinear
 from qfuse.zoo import recipes
 
@@ -48,11 +48,15 @@ def test_it_passes_the_kit(npu: ModuleType) -> None:
         "qfuse.convolution",
         "qfuse.activation",
         "qfuse.requantize",
+        "qfuse.elementwise",
+        "qfuse.average_pool",
         "aten.max_pool2d",
     }
     text = str(coverage)
     assert "its weight: scales vary along the axes 0, 1" in text
     assert "its result is not quantized" in text
+    assert "its windows have several sizes" in text
+    assert "its second operand is not quantized" in text
 
 
 def clamped(b: GraphBuilder) -> Node:
@@ -210,45 +214,3 @@ def test_what_does_not_become_a_program_cannot_be_saved(npu: ModuleType, tmp_pat
 
 def test_it_is_chosen_as_an_object(npu: ModuleType) -> None:
     assert chosen_backends(npu.backend) == (npu.backend,)
-
-
-def add_graph(b: GraphBuilder, alpha: float = 1) -> Node:
-    """Add the quantized sum of two quantized inputs."""
-    block = QuantizedLinear(b, 4, 8)
-    x, y = (block.quantized(b.arg(name, torch.float32, 3, 8), per_tensor(2), name) for name in "xy")
-    total = b.call(torch.ops.aten.add.Tensor, x, y, alpha=alpha)
-    return block.stored(total, per_tensor(2), "out")[0]
-
-
-@pytest.mark.numeric
-@pytest.mark.usefixtures("npu")
-@pytest.mark.parametrize("alpha", [1, -2, 0.5])
-def test_sums_are_fused_exactly(alpha: float) -> None:
-    rules = importlib.import_module("integer_npu.rules")
-    kit = importlib.import_module("qfuse.testing")
-    b = GraphBuilder()
-    program = b.done(add_graph(b, alpha))
-    inputs = kit.random_inputs(program)
-    result = kit.assert_same_values(program, inputs, rules.FuseQuantizedAdd(), exact=True)
-
-    assert result.fired == {"npu-fuse-add": 1}
-    assert "activation" in kit.ops_of(program)
-
-
-@pytest.mark.usefixtures("npu")
-def test_refuses_a_sum_with_a_float() -> None:
-    rules = importlib.import_module("integer_npu.rules")
-    b = GraphBuilder()
-    block = QuantizedLinear(b, 4, 8)
-    x = block.quantized(b.arg("x", torch.float32, 3, 8), per_tensor(2))
-    total = b.call(torch.ops.aten.add.Tensor, x, b.arg("y", torch.float32, 3, 8))
-    out = b.call(torch.ops.qfuse.dequantize.default, *_dequantized(block, total))
-    code, node = refusal(b.done(out), rules.FuseQuantizedAdd())
-
-    assert code == "not-quantized"
-    assert node == total.name
-
-
-def _dequantized(block: QuantizedLinear, x: Node) -> tuple[Any, ...]:
-    spec = per_tensor(2)
-    return (*block.stored(x, spec, "out"), str(spec))

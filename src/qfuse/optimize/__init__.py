@@ -1,6 +1,6 @@
 """The optimize stage: from the normal form to fused ops (NormalGraph to OptimizedGraph)."""
 
-from qfuse.optimize.installed import check_rule_names, installed_rules
+from qfuse.optimize.installed import check_rule_names, checked_rules, installed_rules
 from qfuse.optimize.rewrite_names import ATTENTION, FUSING, rewrite_names
 from qfuse.optimize.schedule import optimize, rules_for_claims
 
@@ -8,6 +8,7 @@ __all__ = [
     "ATTENTION",
     "FUSING",
     "check_rule_names",
+    "checked_rules",
     "installed_rules",
     "optimize",
     "rewrite_names",

@@ -18,17 +18,18 @@ from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.broadcast_repeated_heads import BroadcastRepeatedHeads
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
+from qfuse.optimize.claimed.average_pool import FuseAveragePool
+from qfuse.optimize.claimed.elementwise import FuseElementwise
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
 from qfuse.optimize.fold.constants import FoldConstants
 from qfuse.optimize.fold.factor import SinkFactor, SinkPowerOfTwo
+from qfuse.optimize.fold.requantized_factor import FoldRequantizedFactor
 from qfuse.optimize.fold.scale import FoldScale
 from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
-from qfuse.optimize.fuse.average_pool import FuseAveragePool
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
 from qfuse.optimize.fuse.einsum import SpellEinsum
-from qfuse.optimize.fuse.elementwise import FuseElementwise
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
@@ -92,6 +93,7 @@ FOLD_RULES: tuple[type[Rule[Any]], ...] = (
     FoldShift,
     SinkPowerOfTwo,
     SinkFactor,
+    FoldRequantizedFactor,
 )
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)

@@ -12,13 +12,11 @@ from torch.fx.node import map_arg
 from integer_npu.artifact import NpuRunner, program_of
 from integer_npu.claims import SUPPORTED, instruction_of
 from integer_npu.instruction import Instruction
-from integer_npu.rules import FuseQuantizedAdd
 from qfuse.backends import Backend, Runner
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.prelude import OpOverload
-from qfuse.rewrite.scheduled import Phase, ScheduledRules
 
 
 class IntegerNpu(Backend):
@@ -45,10 +43,6 @@ class IntegerNpu(Backend):
             return made.run([tensors[place] for place in places])
 
         return run
-
-    def rules(self) -> Sequence[ScheduledRules]:
-        """Fuse sums of quantized tensors, which qfuse leaves to loops of a compiler."""
-        return (ScheduledRules((FuseQuantizedAdd,), after=Phase.FUSE),)
 
     def compile(self, lowered: LoweredGraph) -> Runner:
         """Compile to a program, or run op by op what a program cannot express."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from integer_npu.between import average_of, elementwise_of
 from integer_npu.instruction import (
     Instruction,
     RefusedError,
@@ -198,6 +199,8 @@ _MAKERS: Mapping[OpOverload, Callable[[Node], Instruction]] = {
     ops.convolution: _convolution,
     ops.activation: _activation,
     ops.requantize: _requantize,
+    ops.elementwise: elementwise_of,
+    ops.average_pool: average_of,
     aten.clamp.default: _clamp,
     aten.max_pool2d.default: _max_pool,
 }

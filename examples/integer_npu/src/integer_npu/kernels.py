@@ -66,6 +66,34 @@ def add(constants: Constants, operands: Sequence[Array]) -> Array:
     return _finish(constants, first, operands[1:], axis=-1)
 
 
+def mul(constants: Constants, operands: Sequence[Array]) -> Array:
+    """Multiply the elements of two tensors."""
+    first = operands[0].astype(np.int64) - constants["x_zero"]
+    second = operands[1].astype(np.int64) - constants["other_zero"]
+    return _finish(constants, first * second, (), axis=-1)
+
+
+def average(constants: Constants, operands: Sequence[Array]) -> Array:
+    """Average windows over the last axes; padding is the float zero."""
+    kernel, stride = constants["kernel"], constants["stride"]
+    shifted = operands[0].astype(np.int64) - constants["x_zero"]
+    axes = len(kernel)
+    sides = [(0, 0)] * (shifted.ndim - axes) + [(int(p), int(p)) for p in constants["padding"]]
+    seen = sliding_window_view(
+        np.pad(shifted, sides), [int(k) for k in kernel], tuple(range(-axes, 0))
+    )
+    steps = tuple(slice(None, None, int(s)) for s in stride)
+    sums = seen[(..., *steps, *[slice(None)] * axes)].sum(tuple(range(-axes, 0)))
+    return _finish(constants, sums, (), axis=-1)
+
+
+def mean(constants: Constants, operands: Sequence[Array]) -> Array:
+    """Average whole axes."""
+    shifted = operands[0].astype(np.int64) - constants["x_zero"]
+    axes = tuple(int(axis) for axis in constants["axes"])
+    return _finish(constants, shifted.sum(axes, keepdims=bool(constants["keep"])), (), axis=-1)
+
+
 def lookup(constants: Constants, operands: Sequence[Array]) -> Array:
     """Look 8-bit values up in a table of 256 results."""
     (x,) = operands
@@ -118,6 +146,9 @@ KERNELS: Mapping[str, Kernel] = {
     "linear": linear,
     "convolution": convolution,
     "add": add,
+    "mul": mul,
+    "average": average,
+    "mean": mean,
     "lookup": lookup,
     "clamp": clamp,
     "max_pool": max_pool,

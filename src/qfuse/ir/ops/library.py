@@ -12,10 +12,10 @@ from torch.fx import Node
 
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.activation import Activation
-from qfuse.ir.ops.average_pool import AveragePool
+from qfuse.ir.ops.claimed.average_pool import AveragePool
+from qfuse.ir.ops.claimed.elementwise import Elementwise
 from qfuse.ir.ops.convolution import FusedConvolution
 from qfuse.ir.ops.declare import Op
-from qfuse.ir.ops.elementwise import Elementwise
 from qfuse.ir.ops.linear import FusedLinear
 from qfuse.ir.ops.matmul import FusedMatmul
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm

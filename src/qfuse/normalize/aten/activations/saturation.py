@@ -125,7 +125,7 @@ class SpellSaturationAtZero(SpellSaturation):
 
 
 def _is_spelled_otherwise(found: Saturation) -> bool:
-    """Whether a saturation of floats is no clamp yet, and no activation."""
+    """Whether a saturation of floats has yet to become a clamp, and is not an activation."""
     node, x = found.node, found.x
     if dtype_of(node) != dtype_of(x) or not same_shape(shape_of(node), shape_of(x)):
         return False
@@ -208,7 +208,7 @@ def _chosen(value: Node) -> Saturation | None:
 
 
 def _refusal(node: Node) -> Miss:
-    """Say why a node that is no saturation to two bounds is left."""
+    """Say why a node that does not saturate to two bounds is left."""
     if is_call(node, *_WHERE):
         a = arguments(node)
         test, bound = a["condition"], _bound(node, a["other"])

@@ -19,7 +19,9 @@ _STORAGE = Capture[torch.dtype]("storage")
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
 
 
-@guard(MissCode.NOT_CONSTANT, "it is no constant, and may be NaN, which no integer is", at="x")
+@guard(
+    MissCode.NOT_CONSTANT, "it is not a constant, and may be NaN, which integers cannot be", at="x"
+)
 def _is_finite(x: Node) -> bool:
     value = constant_of(x)
     return value is not None and has_values(value) and bool(value.isfinite().all())

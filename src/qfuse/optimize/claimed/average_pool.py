@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.ops.average_pool import AveragePool, PoolKind, PoolSpec
+from qfuse.ir.ops.claimed.average_pool import AveragePool, PoolKind, PoolSpec
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
-from qfuse.optimize.fuse.between_quantized import BetweenSite, with_quantize_behind
+from qfuse.optimize.claimed.site import BetweenSite, with_quantize_behind
 from qfuse.optimize.fuse.operands import stored_edge
 from qfuse.rewrite.prelude import (
     Exactness,

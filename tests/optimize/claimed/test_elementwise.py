@@ -13,9 +13,9 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.elementwise import ElementwiseSpec, as_elementwise
+from qfuse.ir.ops.claimed.elementwise import ElementwiseSpec, as_elementwise
 from qfuse.optimize import optimize, rules_for_claims
-from qfuse.optimize.fuse.elementwise import FuseElementwise
+from qfuse.optimize.claimed.elementwise import FuseElementwise
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.ops.elementwise import Elementwise, ElementwiseKind, ElementwiseSpec
+from qfuse.ir.ops.claimed.elementwise import Elementwise, ElementwiseKind, ElementwiseSpec
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
-from qfuse.optimize.fuse.between_quantized import BetweenSite, with_quantize_behind
+from qfuse.optimize.claimed.site import BetweenSite, with_quantize_behind
 from qfuse.optimize.fuse.operands import stored_edge
 from qfuse.patterns.activations import ACTIVATION_OPS, activated, activation_of
 from qfuse.rewrite.prelude import (
@@ -36,7 +36,7 @@ class FuseElementwise(Rule[BetweenSite]):
 
         a, b -> qfuse.elementwise -- ...
 
-    Likewise differences and products, and numbers as second operands. An activation behind it is
+    Likewise differences and products, and numbers as second operands. An activation after it is
     part of the op. One operand may be float, and the result is float if it is not quantized, or has
     other users. It is fused only for a backend
     that claims ``qfuse.elementwise``.

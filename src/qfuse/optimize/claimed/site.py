@@ -16,7 +16,7 @@ class BetweenSite:
 
     Attributes:
         fused: The op.
-        last: The node whose value it returns: the float op, or the quantize behind it.
+        last: The node whose value it returns: the float op, or the quantize after it.
     """
 
     fused: Op

@@ -1,0 +1,1 @@
+"""Ops that no kernel of qfuse runs: backends claim them."""

@@ -1,0 +1,1 @@
+"""Rules that fuse ops for backends that claim them."""
