@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from qfuse.backends import _inductor_api
-from qfuse.backends.blocks.chain import CompiledChain
+from qfuse.backends.blocks.chain import CompiledChain, load_chain
 from qfuse.backends.cache import CompiledCode
 from qfuse.backends.eager import EagerRunner
 from qfuse.backends.prepare import CallPlan
@@ -175,3 +175,26 @@ def load_runner(
             "loaded from it (noexec)",
         ) from error
     return AotiRunner(plan, code, entry, every, otherwise)
+
+
+def chain_runner(
+    chain: CompiledChain,
+    plan: CallPlan,
+    constants: Mapping[str, torch.Tensor],
+    otherwise: EagerRunner,
+    runners: int,
+) -> AotiRunner:
+    """Load the compiled parts of a program and return their runner.
+
+    Args:
+        chain: The compiled parts.
+        plan: How the program is called.
+        constants: The constants of the program, without those of the compiler.
+        otherwise: Runs the calls for which the code is wrong.
+        runners: How many threads may run the code at the same time; others wait.
+
+    Raises:
+        BackendError: A part cannot be loaded.
+    """
+    every = {**constants, **chain.extras}
+    return AotiRunner(plan, chain, load_chain(chain, every, runners), every, otherwise)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from qfuse.backends.aoti import AotiRunner
-from qfuse.backends.blocks.chain import CompiledChain, joint_conditions, load_chain
+from qfuse.backends.aoti import AotiRunner, chain_runner
+from qfuse.backends.blocks.chain import CompiledChain, joint_conditions
 from qfuse.backends.blocks.cut import CutProgram, cut
 from qfuse.backends.blocks.find import LEAST, Blocks, find_blocks
 from qfuse.backends.blocks.wiring import Wiring
@@ -75,12 +75,10 @@ def _compiled(
             return Refusal(f"{wrong} became a part of the code, and differs between the blocks")
         conditions = joint_conditions(codes, parts.sizes)
         chain = CompiledChain(tuple(codes), parts.wiring, conditions)
-        every = {**program.constants, **chain.extras}
-        entry = load_chain(chain, every, options.runners)
+        return chain_runner(chain, program, program.constants, otherwise, options.runners)
     # One package may still work; if not, its error is the one to report.
     except BackendError as error:
         return Refusal(str(error))
-    return AotiRunner(program, chain, entry, every, otherwise)
 
 
 def _parts(program: Program, options: BackendOptions) -> CutProgram | Refusal:
