@@ -9,6 +9,7 @@ from tests.support.graphs.repeated import gained_layer, residual_layer, stacked,
 from torch.fx import Node
 
 from qfuse.backends.blocks.find import Blocks, find_blocks
+from qfuse.backends.blocks.text import read_occurrence
 from qfuse.backends.prepare import prepare
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.ir.refusal import Refusal
@@ -91,10 +92,8 @@ def test_what_differs_in_a_scalar_is_another_block() -> None:
 
 
 def test_what_reads_other_places_is_another_block() -> None:
-    seen: list[Node] = []
-
     def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
-        seen.append(x)
+        del outside
         w = b.const(f"w{number}", weights(number, 16, 16))
         y = b.call(aten.linear.default, x, w)
         # Every second layer reads one value twice.
@@ -105,19 +104,21 @@ def test_what_reads_other_places_is_another_block() -> None:
     assert {len(one.nodes) for one in blocks.occurrences} == {4}
 
 
-def test_a_shared_weight_is_not_a_weight_of_its_own() -> None:
-    def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
-        del outside
-        w, v = weights(number, 16, 16), weights(99, 16, 16)
-        y = b.call(aten.linear.default, x, b.const(f"w{number}", w))
-        y = b.call(aten.tanh.default, y)
-        shared = b.const(f"w{number}", w) if number % 2 else b.const(f"v{number}", v)
-        return b.call(aten.relu.default, b.call(aten.linear.default, y, shared))
+def test_a_weight_that_is_used_twice_is_not_two_weights() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 16)
+    values = [weights(seed, 16, 16) for seed in range(2)]
+    first, second = (b.const(f"w{i}", value) for i, value in enumerate(values))
+    once = b.call(aten.linear.default, b.call(aten.linear.default, x, first), first)
+    twice = b.call(aten.linear.default, b.call(aten.linear.default, x, first), second)
+    program = prepare(finish(b, [once, twice]))
+    calls = [node for node in program.module.graph.nodes if node.op == "call_function"]
 
-    graph = stacked(8, layer)
-    (one, *_) = found(graph).occurrences
+    equal, other = (read_occurrence(program, calls[i : i + 2]) for i in (0, 2))
 
-    assert len(one.nodes) == 8
+    assert (equal.constants, other.constants) == (("c0",), ("c0", "c1"))
+    assert equal.text[0] == other.text[0]
+    assert equal.text[1] != other.text[1]
 
 
 def test_refuses_state() -> None:
@@ -128,6 +129,7 @@ def test_refuses_state() -> None:
 
 def test_refuses_random_numbers() -> None:
     def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
+        del number
         return b.call(aten.mul.Tensor, b.call(aten.rand_like.default, x), outside)
 
     assert refused(stacked(4, layer)) == "aten.rand_like.default draws random numbers"

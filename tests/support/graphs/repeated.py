@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from tests.support.graphs.lowered import finish
 from torch.fx import Node
 
 from qfuse.backends.blocks.cut import CutProgram
 from qfuse.backends.prepare import Program
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.testing.build import GraphBuilder
-from tests.support.graphs.lowered import finish
 
 aten = torch.ops.aten
 
