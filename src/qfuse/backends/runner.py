@@ -13,6 +13,9 @@ import torch
 
 from qfuse.ir.errors import OptionsError
 
+BLOCKS_VARIABLE = "QFUSE_BLOCKS"
+"""The environment variable with the default of :attr:`BackendOptions.blocks`."""
+
 _LEAST_RUNNERS = 4
 
 Progress = Callable[[str], None]
@@ -61,6 +64,15 @@ def _default_runners() -> int:
     return max(_LEAST_RUNNERS, os.cpu_count() or 1)
 
 
+def _default_blocks() -> BlockChoice:
+    name = os.environ.get(BLOCKS_VARIABLE) or BlockChoice.OFF
+    if name not in list(BlockChoice):
+        raise OptionsError(
+            f"{BLOCKS_VARIABLE}={name!r} is unknown", fix=f"one of {', '.join(BlockChoice)}"
+        )
+    return BlockChoice(name)
+
+
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """Options for compiling a lowered graph.
@@ -70,7 +82,8 @@ class BackendOptions:
         cache_folder: The cache folder; the default is ``aoti`` in qfuse's cache folder.
         runners: How many threads may run the compiled code at the same time; others wait. By
             default as many as the machine has cores, and at least 4.
-        blocks: Whether blocks that the graph repeats are compiled once.
+        blocks: Whether blocks that the graph repeats are compiled once. By default the value of
+            the environment variable ``QFUSE_BLOCKS``, and ``off`` without it.
         fingerprint: Facts about the target that the code depends on, as one text.
         kernels: Digest of the library of custom kernels, "" if there is none.
         inductor: Inductor options for this graph, for experts.
@@ -79,7 +92,7 @@ class BackendOptions:
     cache: bool = True
     cache_folder: Path | None = None
     runners: int = field(default_factory=_default_runners)
-    blocks: BlockChoice = BlockChoice.OFF
+    blocks: BlockChoice = field(default_factory=_default_blocks)
     fingerprint: str = ""
     kernels: str = ""
     inductor: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)

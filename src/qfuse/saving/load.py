@@ -72,9 +72,9 @@ def _read(file: Container, *, verify: bool) -> SavedModel:
         report = _report(file, trees)
         module = graph_from_data(data["graph"], tensors)
         lowered = LoweredGraph(module, signature, EventLog(report.events))
-        runner: Runner = run_eagerly(lowered)
-        if data["code"] is not None:
-            runner = read_code(file, data["code"], tensors, runner)
+        eager = run_eagerly(lowered)
+        code = data["code"]
+        runner: Runner = eager if code is None else read_code(file, code, tensors, eager)
         numbers = data["examples"]
         examples = None if numbers is None else tuple(tensors[n] for n in numbers)
         plan = file.read(PLAN).decode()

@@ -6,12 +6,14 @@ One compilation takes about thirty seconds, so that the tests share the packages
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
-from tests.support.graphs.repeated import gained_layer, stacked
+from tests.support.graphs.repeated import bare, stacked
 
 from qfuse import kernels
 from qfuse.backends import BackendOptions, CompiledModule, compile_graph
@@ -19,12 +21,19 @@ from qfuse.backends.aoti import AotiRunner
 from qfuse.backends.blocks.chain import CompiledChain, joint_conditions, load_chain
 from qfuse.backends.cache import CompiledCode
 from qfuse.backends.runner import BlockChoice
-from qfuse.ir.errors import BackendError
+from qfuse.ir.errors import BackendError, OptionsError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.targets.compiler import find_compiler
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiler]
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def compiled_once(test: Test) -> Test:
+    """Mark a test that needs packages."""
+    for mark in (pytest.mark.slow, pytest.mark.compiler, pytest.mark.thorough):
+        test = mark(test)
+    return test
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +71,7 @@ def chained(graph: LoweredGraph, folder: Path) -> AotiRunner:
     return compiled(graph, folder, BlockChoice.ON)
 
 
+@compiled_once
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_equal_bits_for_any_number_of_rows(
     graph: LoweredGraph, chained: AotiRunner, folder: Path, rows: int
@@ -74,6 +84,7 @@ def test_equal_bits_for_any_number_of_rows(
     assert torch.equal(chained.run(list(inputs))[0], whole.run(list(inputs))[0])
 
 
+@compiled_once
 def test_the_log_names_the_blocks(graph: LoweredGraph, chained: AotiRunner) -> None:
     del chained
     assert (
@@ -82,6 +93,7 @@ def test_the_log_names_the_blocks(graph: LoweredGraph, chained: AotiRunner) -> N
     ) in notes(graph)
 
 
+@compiled_once
 def test_a_model_of_another_depth_finds_the_packages(chained: AotiRunner, folder: Path) -> None:
     del chained
     before = set(folder.rglob("model.pt2"))
@@ -94,6 +106,7 @@ def test_a_model_of_another_depth_finds_the_packages(chained: AotiRunner, folder
     torch.testing.assert_close(module(torch.ones(3, 16), torch.ones(16))[0], want[0])
 
 
+@compiled_once
 def test_several_threads_at_the_same_time(graph: LoweredGraph, chained: AotiRunner) -> None:
     module = CompiledModule(graph.signature, chained, threads=1)
     angle = torch.randn(16)
@@ -106,6 +119,7 @@ def test_several_threads_at_the_same_time(graph: LoweredGraph, chained: AotiRunn
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
+@compiled_once
 def test_copies_share_the_code(graph: LoweredGraph, chained: AotiRunner) -> None:
     module = CompiledModule(graph.signature, chained)
     x, angle = torch.randn(3, 16), torch.randn(16)
@@ -113,26 +127,30 @@ def test_copies_share_the_code(graph: LoweredGraph, chained: AotiRunner) -> None
     assert torch.equal(copy.deepcopy(module)(x, angle)[0], module(x, angle)[0])
 
 
+@compiled_once
 def test_a_wrong_number_of_inputs_is_refused(chained: AotiRunner) -> None:
     with pytest.raises(RuntimeError, match="the chain has 2 inputs, not 1"):
         chained._entry([torch.randn(2, 16)])
 
 
+@compiled_once
 def test_a_missing_constant_is_refused(chained: AotiRunner) -> None:
     with pytest.raises(BackendError, match="the compiled blocks cannot be loaded"):
         load_chain(chain_of(chained), {}, 1)
 
 
+@compiled_once
 def test_small_constants_that_differ(folder: Path) -> None:
-    layer = gained_layer([0.5, 1.5, 2.5, 3.5])
-    runner = compiled(stacked(4, layer, rows=3), folder, BlockChoice.ON)
-    inputs = [torch.randn(3, 16), torch.randn(16)]
+    runner = compiled(bare(), folder, BlockChoice.ON)
+    inputs = [torch.randn(3, 16)]
 
+    assert len(chain_of(runner).codes) == 1
     assert len(chain_of(runner).wiring.held) == 4
-    want = compile_graph(stacked(4, layer, rows=3), backend="eager").run(list(inputs))
+    want = compile_graph(bare(), backend="eager").run(list(inputs))
     torch.testing.assert_close(runner.run(list(inputs))[0], want[0])
 
 
+@compiled_once
 def test_one_package_where_nothing_repeats(folder: Path) -> None:
     graph = stacked(2, rows=3)
     runner = compiled(graph, folder, BlockChoice.ON)
@@ -143,6 +161,7 @@ def test_one_package_where_nothing_repeats(folder: Path) -> None:
     ) in notes(graph)
 
 
+@compiled_once
 def test_shallow_graphs_stay_whole_by_default(graph: LoweredGraph, folder: Path) -> None:
     runner = compiled(graph, folder, BlockChoice.AUTO)
 
@@ -157,3 +176,14 @@ def test_conditions_of_all_parts_over_the_names_of_the_whole() -> None:
     names: list[dict[str, str]] = [{"x0_0": "x2_1", "x2_1": "x0_0"}, {"x1_0": "x2_1"}]
 
     assert joint_conditions(codes, names) == ("x2_1 >= 1", "x0_0 < 7")
+
+
+def test_the_environment_has_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QFUSE_BLOCKS", raising=False)
+    assert BackendOptions().blocks is BlockChoice.OFF
+    monkeypatch.setenv("QFUSE_BLOCKS", "auto")
+    assert BackendOptions().blocks is BlockChoice.AUTO
+    monkeypatch.setenv("QFUSE_BLOCKS", "yes")
+    with pytest.raises(OptionsError, match="QFUSE_BLOCKS='yes' is unknown") as caught:
+        BackendOptions()
+    assert caught.value.fix == "one of auto, on, off"

@@ -177,5 +177,4 @@ def test_models_with_dynamic_sizes(name: str, sizes: dict[str, int]) -> None:
         args, kwargs = model.inputs(3, **some)
         tensors = [*args, *kwargs.values()]
         made = assert_equal_bits(graph, *tensors)
-
-    assert len(made.wiring.steps) >= 4
+        assert len(made.wiring.steps) >= 4

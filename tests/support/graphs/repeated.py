@@ -56,7 +56,19 @@ def stacked(layers: int, layer: Layer = residual_layer, *, rows: int | str = "n"
     return finish(b, [b.call(aten.sum.dim_IntList, stream, [-1])])
 
 
-def run_parts(parts: CutProgram, whole: Program, inputs: Sequence[torch.Tensor]) -> list[object]:
+def bare(gains: Sequence[float] = (0.5, 1.5, 2.5, 3.5)) -> LoweredGraph:
+    """Nothing but layers, each with a scalar of its own: one package."""
+    b = GraphBuilder()
+    stream = b.arg("x", torch.float32, "n", 16)
+    for number, gain in enumerate(gains):
+        weight = b.const(f"weight_{number}", weights(number, 16, 16))
+        scalar = b.const(f"gain_{number}", torch.tensor(gain))
+        stream = b.call(aten.mul.Tensor, b.call(aten.tanh.default, stream), scalar)
+        stream = b.call(aten.linear.default, stream, weight)
+    return finish(b, [stream])
+
+
+def run_parts(parts: CutProgram, whole: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run the parts of a program op by op."""
     wiring = parts.wiring
     values: dict[int, torch.Tensor] = dict(enumerate(inputs))
