@@ -11,7 +11,7 @@ from tests.support.graphs.repeated import gained_layer, residual_layer, run_part
 from torch.fx import Node
 
 from qfuse import zoo
-from qfuse.backends.blocks.cut import CutProgram, cut
+from qfuse.backends.blocks.cut import CutProgram, cut_blocks
 from qfuse.backends.blocks.find import Blocks, find_blocks
 from qfuse.backends.key import program_text
 from qfuse.backends.prepare import Program, prepare
@@ -24,7 +24,7 @@ def parts_of(graph: LoweredGraph) -> tuple[CutProgram, Program]:
     program = prepare(graph)
     blocks = find_blocks(program)
     assert isinstance(blocks, Blocks), blocks
-    made = cut(program, blocks)
+    made = cut_blocks(program, blocks)
     assert isinstance(made, CutProgram), made
     return made, program
 
@@ -133,7 +133,7 @@ def test_random_chains(calls: list[str], times: int, rows: int | str, keep: bool
     if not isinstance(blocks, Blocks):
         return
 
-    made = cut(program, blocks)
+    made = cut_blocks(program, blocks)
 
     assert isinstance(made, CutProgram), made
     inputs = [torch.randn(16, 16)]

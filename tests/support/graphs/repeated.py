@@ -68,7 +68,9 @@ def bare(gains: Sequence[float] = (0.5, 1.5, 2.5, 3.5)) -> LoweredGraph:
     return finish(b, [stream])
 
 
-def run_parts(parts: CutProgram, whole: Program, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def run_parts(
+    parts: CutProgram, whole: Program, inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Run the parts of a program op by op."""
     wiring = parts.wiring
     values: dict[int, torch.Tensor] = dict(enumerate(inputs))

@@ -10,7 +10,7 @@ import torch
 
 from qfuse.backends.aoti import AotiRunner, chain_runner
 from qfuse.backends.blocks.chain import CompiledChain, joint_conditions
-from qfuse.backends.blocks.cut import CutProgram, cut
+from qfuse.backends.blocks.cut import CutProgram, cut_blocks
 from qfuse.backends.blocks.find import LEAST, Blocks, find_blocks
 from qfuse.backends.blocks.wiring import Wiring
 from qfuse.backends.cache import CompiledCode
@@ -90,7 +90,7 @@ def _parts(program: Program, options: BackendOptions) -> CutProgram | Refusal:
         return blocks
     if not wanted and (reason := _too_dear(blocks)):
         return Refusal(reason)
-    return cut(program, blocks)
+    return cut_blocks(program, blocks)
 
 
 def _too_dear(blocks: Blocks) -> str | None:

@@ -15,7 +15,7 @@ from qfuse.backends.blocks.part import (
     symbol_sources,
     value_of,
 )
-from qfuse.backends.blocks.wiring import Step, Wiring
+from qfuse.backends.blocks.wiring import PartRun, Wiring
 from qfuse.backends.layout import Layout
 from qfuse.backends.prepare import Program
 from qfuse.ir.refusal import Refusal
@@ -36,7 +36,7 @@ class CutProgram:
     wiring: Wiring
 
 
-def cut(program: Program, blocks: Blocks) -> CutProgram | Refusal:
+def cut_blocks(program: Program, blocks: Blocks) -> CutProgram | Refusal:
     """Cut a program, which is not changed, around and between its blocks.
 
     Refuses: programs of which a part has a size that does not follow from its inputs.
@@ -48,13 +48,13 @@ def cut(program: Program, blocks: Blocks) -> CutProgram | Refusal:
 
 
 class _Cut:
-    """State of one call of :func:`cut`."""
+    """State of one call of :func:`cut_blocks`."""
 
     def __init__(self, program: Program, blocks: Blocks) -> None:
         self._program = program
         self._blocks = blocks
         self._parts: list[Program] = []
-        self._steps: list[Step] = []
+        self._steps: list[PartRun] = []
         placeholders = list(program.module.graph.find_nodes(op="placeholder"))
         self._fed = len(placeholders)
         # The number of each value in the table: inputs first.
@@ -132,7 +132,7 @@ class _Cut:
     ) -> None:
         given = tuple(self._numbers[node] for node in inputs)
         bound = {f"c{i}": name for i, name in enumerate(constants)}
-        self._steps.append(Step(len(self._parts) - 1, given, outputs, bound))
+        self._steps.append(PartRun(len(self._parts) - 1, given, outputs, bound))
 
     @property
     def _size(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PartRun:
     """One run of a part.
 
     Attributes:
@@ -37,7 +37,7 @@ class Wiring:
 
     inputs: int
     size: int
-    steps: tuple[Step, ...]
+    steps: tuple[PartRun, ...]
     orders: dict[int, tuple[int, ...]]
     held: dict[int, str]
     results: tuple[int, ...]
