@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from qfuse.backends import _inductor_api
+from qfuse.backends.blocks.chain import CompiledChain, load_chain
 from qfuse.backends.cache import CompiledCode
 from qfuse.backends.eager import EagerRunner
 from qfuse.backends.prepare import CallPlan
@@ -26,7 +27,7 @@ class AotiRunner:
 
     Attributes:
         plan: How the code is called.
-        code: The compiled package.
+        code: The compiled package, or several of them.
         constants: The constants that the code uses by pointer, including those of the compiler.
         otherwise: Runs the calls for which the code is wrong.
     """
@@ -36,7 +37,7 @@ class AotiRunner:
     def __init__(
         self,
         plan: CallPlan,
-        code: CompiledCode,
+        code: CompiledCode | CompiledChain,
         entry: Callable[[list[torch.Tensor]], list[torch.Tensor]],
         constants: dict[str, torch.Tensor],
         otherwise: EagerRunner,
@@ -45,7 +46,7 @@ class AotiRunner:
 
         Args:
             plan: How the code is called.
-            code: The compiled package, whose conditions can be parsed.
+            code: The compiled package or packages, whose conditions can be parsed.
             entry: The loaded code, which any number of threads may call.
             constants: The constants that the code uses by pointer; kept alive here.
             otherwise: Runs the calls that do not satisfy the conditions, on the same state.
@@ -174,3 +175,26 @@ def load_runner(
             "loaded from it (noexec)",
         ) from error
     return AotiRunner(plan, code, entry, every, otherwise)
+
+
+def chain_runner(
+    chain: CompiledChain,
+    plan: CallPlan,
+    constants: Mapping[str, torch.Tensor],
+    otherwise: EagerRunner,
+    runners: int,
+) -> AotiRunner:
+    """Load the compiled parts of a program and return their runner.
+
+    Args:
+        chain: The compiled parts.
+        plan: How the program is called.
+        constants: The constants of the program, without those of the compiler.
+        otherwise: Runs the calls for which the code is wrong.
+        runners: How many threads may run the code at the same time; others wait.
+
+    Raises:
+        BackendError: A part cannot be loaded.
+    """
+    every = {**constants, **chain.extras}
+    return AotiRunner(plan, chain, load_chain(chain, every, runners), every, otherwise)

@@ -1,37 +1,18 @@
-"""Compile a graph with AOTInductor, or load it from the cache."""
+"""Compile a graph with AOTInductor: as one package, or as a chain of blocks."""
 
 from __future__ import annotations
 
-import io
-import json
-import logging
-import platform
-import re
-import sys
-import zipfile
 from pathlib import Path
 
-import torch
-from filelock import Timeout
-from torch.fx import GraphModule
-
-from qfuse.backends import _inductor_api
 from qfuse.backends.aoti import AotiRunner, load_runner
-from qfuse.backends.cache import CompiledCode, PackageCache
+from qfuse.backends.blocks.build import compile_blocks
+from qfuse.backends.cache import CompiledCode
+from qfuse.backends.compiler import compile_program, for_people
 from qfuse.backends.eager import run_eagerly
-from qfuse.backends.key import constant_digest, package_digest, program_digest
 from qfuse.backends.prepare import Program, prepare
 from qfuse.backends.runner import BackendOptions, Progress
-from qfuse.backends.toolchain import check_toolchain, isa_runs_here
-from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
-from qfuse.ir.signature.size_expr import parse_size
-from qfuse.kernels.library import c_declarations
-from qfuse.kernels.scratch import scratch_folder
-from qfuse.targets.storage import cache_directory
-
-_logger = logging.getLogger("qfuse")
 
 
 def compile_aoti(
@@ -42,166 +23,26 @@ def compile_aoti(
     Raises:
         BackendError: There is no working C++ compiler, or the compilation failed.
     """
-    return _Compilation(lowered, options, progress or _ignore).runner()
+    tell = progress or _ignore
+    tell("preparing the graph for AOTInductor")
+    program = prepare(lowered)
+    otherwise = run_eagerly(lowered)
+    runner = compile_blocks(program, otherwise, options, tell, lowered.log)
+    if runner is None:
+
+        def load(package: Path, code: CompiledCode) -> AotiRunner:
+            constants = program.constants
+            return load_runner(package, code, program, constants, otherwise, options.runners)
+
+        runner = compile_program(program, options, tell, load)
+    _note_conditions(runner, program, lowered)
+    return runner
 
 
-class _Compilation:
-    """State of one call of :func:`compile_aoti`."""
-
-    def __init__(self, lowered: LoweredGraph, options: BackendOptions, tell: Progress) -> None:
-        tell("preparing the graph for AOTInductor")
-        self._lowered = lowered
-        self._program: Program = prepare(lowered)
-        self._options = options
-        self._tell = tell
-        self._folder = options.cache_folder or cache_directory() / "aoti"
-        self._code: CompiledCode | None = None
-
-    def runner(self) -> AotiRunner:
-        try:
-            if self._options.cache:
-                return self._cached()
-        except (CacheError, OSError, Timeout) as error:
-            _logger.warning("compiling without the cache in %s: %s", self._folder, error)
-        try:
-            return self._uncached()
-        except OSError as error:
-            raise BackendError(
-                f"files for the compiler cannot be written: {error}",
-                fix="free space in the folder for temporary files, or set TMPDIR to another one",
-            ) from error
-
-    def _cached(self) -> AotiRunner:
-        cache = PackageCache(self._folder, runs_here=isa_runs_here)
-        key = program_digest(self._program, self._facts())
-        # An invalid entry is logged once: by the second lookup, under the lock.
-        runner = self._found(cache, key, level=logging.DEBUG)
-        if runner is not None:
-            return runner
-        with cache.lock(key):
-            # Another process may have built the entry while this one waited.
-            runner = self._found(cache, key, level=logging.WARNING)
-            if runner is not None:
-                return runner
-            entry = cache.store(key, self._built())
-            return self._loaded(entry.package, entry.code)
-
-    def _uncached(self) -> AotiRunner:
-        code = self._built()
-        with scratch_folder("qfuse-package-") as folder:
-            package = Path(folder, "model.pt2")
-            package.write_bytes(code.package)
-            # The loader unpacks to its own folder, so the file may be deleted.
-            return self._loaded(package, code)
-
-    def _found(self, cache: PackageCache, key: str, *, level: int) -> AotiRunner | None:
-        entry = cache.find(key, self._program.constants, level=level)
-        if entry is None:
-            return None
-        self._tell("loading the compiled package from the cache")
-        try:
-            return self._loaded(entry.package, entry.code)
-        except BackendError as error:
-            _logger.log(level, "cache entry %s is rebuilt: %s", entry.package.parent, error)
-            return None
-
-    def _loaded(self, package: Path, code: CompiledCode) -> AotiRunner:
-        otherwise = run_eagerly(self._lowered)
-        runner = load_runner(
-            package, code, self._program, self._program.constants, otherwise, self._options.runners
-        )
-        for text in code.conditions:
-            note = f"compiled code is used if {self._for_people(text)}; calls of other sizes run "
-            self._lowered.log.add(Noted("backends", f"{note}op by op", warn=True))
-        return runner
-
-    def _for_people(self, text: str) -> str:
-        """Return a condition with the user's names of the sizes."""
-        for size in self._program.sizes.values():
-            name = f"{self._program.names[size.position]}.shape[{size.axis}]"
-            text = re.sub(rf"\b{size.name}\b", name, text)
-        return text
-
-    def _built(self) -> CompiledCode:
-        """Compile, once: a cache that cannot be written does not make it run again."""
-        if self._code is None:
-            self._code = self._build()
-        return self._code
-
-    def _build(self) -> CompiledCode:
-        self._tell("checking the C++ compiler")
-        patches = {
-            **check_toolchain(self._folder),
-            **_called_directly(self._program.module),
-            **self._options.inductor,
-        }
-        self._tell("compiling with AOTInductor (C++)")
-        program = self._program
-        ranges = {symbol: (size.low, size.high) for symbol, size in program.sizes.items()}
-        package, used, found = _inductor_api.compile_package(
-            program.module, program.examples, patches, ranges
-        )
-        conditions = (*map(self._renamed, found), *self._not_empty())
-        for text in conditions:
-            self._check_condition(text)
-        ours = program.constants
-        return CompiledCode(
-            package,
-            extras={name: value for name, value in used.items() if name not in ours},
-            isa=_isa_of(package),
-            # A value that was compiled into the code is not in the key if it is large, and is
-            # checked when the entry is read.
-            baked={name: constant_digest(c) for name, c in ours.items() if name not in used},
-            conditions=conditions,
-        )
-
-    def _check_condition(self, text: str) -> None:
-        try:
-            parse_size(text)
-        except InputError as error:
-            raise BackendError(
-                f"compiled code would be correct only if {self._for_people(text)}",
-                fix="declare narrower dynamic_shapes, or use static ones",
-            ) from error
-
-    def _not_empty(self) -> list[str]:
-        """Return conditions that exclude empty axes: dividing by size zero kills the process."""
-        return [f"{size.name} >= 1" for size in self._program.sizes.values() if size.low < 1]
-
-    def _renamed(self, condition: str) -> str:
-        """Return a condition over canonical names, which are the same in later captures."""
-        for symbol, size in self._program.sizes.items():
-            condition = re.sub(rf"\b{re.escape(symbol)}\b", size.name, condition)
-        return condition
-
-    def _facts(self) -> dict[str, str]:
-        """Return everything besides the program that determines its compilation."""
-        return {
-            "torch": torch.__version__,
-            "machine": f"{sys.platform} {platform.machine()}",
-            "target": self._options.fingerprint,
-            "kernels": self._options.kernels,
-            "qfuse": package_digest(),
-            "inductor": _inductor_api.config_digest(),
-            "options": repr(sorted(self._options.inductor.items())),
-        }
-
-
-def _called_directly(module: GraphModule) -> dict[str, object]:
-    """Return the option to call the kernels of a graph as C functions, not through a dispatcher."""
-    graphs = [m.graph for m in module.modules() if isinstance(m, GraphModule)]
-    used = {node.target for graph in graphs for node in graph.nodes}
-    declarations = {op: text for op, text in c_declarations().items() if op in used}
-    return _inductor_api.called_directly(declarations)
-
-
-def _isa_of(package: bytes) -> str:
-    """Return the vector ISA that a package requires."""
-    with zipfile.ZipFile(io.BytesIO(package)) as archive:
-        for name in archive.namelist():
-            if name.endswith("wrapper_metadata.json"):
-                return str(json.loads(archive.read(name)).get("AOTI_CPU_ISA", ""))
-    return ""
+def _note_conditions(runner: AotiRunner, program: Program, lowered: LoweredGraph) -> None:
+    for text in runner.code.conditions:
+        note = f"compiled code is used if {for_people(program, text)}; calls of other sizes run "
+        lowered.log.add(Noted("backends", f"{note}op by op", warn=True))
 
 
 def _ignore(_text: str) -> None:

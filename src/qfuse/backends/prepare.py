@@ -7,40 +7,22 @@ value, and back. Here every tensor that the source program mutates becomes an in
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeGuard
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.backends import _inductor_api
+from qfuse.backends.aliases import replaced_node, root_of, viewed_node
 from qfuse.backends.layout import Layout, dense_strides
 from qfuse.ir.errors import BackendError
 from qfuse.ir.graph.memory import address_of
-from qfuse.ir.graph.schema import arguments, overload_of
 from qfuse.ir.graph.stage_graph import MUTABLE_META, InputSpec, LoweredGraph, Mutation, place_of
 
 aten = torch.ops.aten
-
-# Ops that Inductor removes if they are no-ops, and the argument that replaces them; besides these,
-# `_to_copy` and the copying variants of views.
-_SAME_VALUE = {
-    "aten::cat": 0,
-    "aten::ceil": 0,
-    "aten::clone": 0,
-    "aten::constant_pad_nd": 0,
-    "aten::copy": 1,
-    "aten::floor": 0,
-    "aten::index_copy": None,
-    "aten::pow": 0,
-    "aten::repeat": 0,
-    "aten::round": 0,
-    "aten::slice_scatter": 1,
-    "aten::trunc": 0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +79,12 @@ class Program(CallPlan):
         module: Inputs ``x0, x1, ..``, then state ``s0, s1, ..``; constants ``c0, c1, ..`` as
             parameters; the output is the tuple of user outputs, then of the late values.
         constants: The distinct constants, by name.
+        values: What the nodes compute: fake values of the lowered graph.
     """
 
     module: GraphModule
     constants: dict[str, torch.Tensor]
+    values: dict[Node, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def examples(self) -> tuple[torch.Tensor, ...]:
@@ -125,7 +109,7 @@ class _Preparation:
         self._root = torch.nn.Module()
         self._graph = Graph()
         self._copies: dict[Node, Node] = {}
-        self._mode = _inductor_api.new_trace_mode(_shape_env(lowered.graph.nodes))
+        self._mode = _inductor_api.new_trace_mode(shape_env_of(lowered.graph.nodes))
         self._layouts: list[Layout] = []
         self._inputs: list[Node] = []
         self._state: dict[str, torch.Tensor] = {}
@@ -146,6 +130,7 @@ class _Preparation:
         layouts = tuple(self._layouts)
         fed = [i.name for i in self._lowered.signature.inputs if i.placeholder is not None]
         names = (*fed, *self._state)
+        values = {c: c.meta.get("val", n.meta.get("val")) for n, c in self._copies.items()}
         return Program(
             module=module,
             constants=self._constants,
@@ -156,6 +141,7 @@ class _Preparation:
             returned=returned,
             names=names,
             sizes=self._sizes,
+            values=values,
         )
 
     def _copy_inputs(self) -> None:
@@ -282,7 +268,7 @@ class _Preparation:
                 continue
             # A write must not change the source of a later write. Inductor removes copies that
             # would ensure that (two swapped buffers came out equal), but keeps outputs separate.
-            if position in shared or _root(value, _may_be) in written:
+            if position in shared or root_of(value, replaced_node) in written:
                 late.append((len(outputs), position))
                 outputs.append(self._unaliased(value, written))
             else:
@@ -306,7 +292,7 @@ class _Preparation:
 
     def _unaliased(self, value: Node, written: set[Node]) -> Node:
         """Return a value that the writes at the end of the graph do not change."""
-        if _root(value, _viewed) not in written:
+        if root_of(value, viewed_node) not in written:
             return value
         return self._graph.call_function(aten.clone.default, (value,))
 
@@ -317,45 +303,7 @@ class _Preparation:
         return {first + i for i, owner in enumerate(owners) if owners.count(owner) > 1}
 
 
-def _root(node: Node, step: Callable[[Node], Node | None]) -> Node:
-    """Apply ``step`` until it returns no node."""
-    while (base := step(node)) is not None:
-        node = base
-    return node
-
-
-def _viewed(node: Node) -> Node | None:
-    """Return the node that ``node`` may be a view of."""
-    if node.target is operator.getitem:
-        assert isinstance(node.args[0], Node), "an item is taken of a node"
-        return node.args[0]
-    op = overload_of(node)
-    if op is None or not any(result.alias_info for result in op._schema.returns):  # noqa: SLF001
-        return None
-    for argument in op._schema.arguments:  # noqa: SLF001
-        if argument.alias_info:
-            value = arguments(node).get(argument.name)
-            return value if isinstance(value, Node) else None
-    return None
-
-
-def _may_be(node: Node) -> Node | None:
-    """Return the node that a compiler may replace ``node`` with: its base, or an equal value."""
-    base = _viewed(node)
-    op = overload_of(node)
-    if base is not None or op is None:
-        return base
-    name = op._schema.name  # noqa: SLF001
-    index = _SAME_VALUE.get(name, 0 if name.endswith("_copy") else None)
-    if index is None or index >= len(node.args):
-        return None
-    value = node.args[index]
-    if isinstance(value, (tuple, list)) and len(value) == 1:
-        value = value[0]
-    return value if isinstance(value, Node) else None
-
-
-def _shape_env(nodes: Iterable[Node]) -> ShapeEnv | None:
+def shape_env_of(nodes: Iterable[Node]) -> ShapeEnv | None:
     """Return the ``ShapeEnv`` of a graph, if it has symbolic sizes."""
     for node in nodes:
         value = node.meta.get("val")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from qfuse.ir.errors import OptionsError
+
+BLOCKS_VARIABLE = "QFUSE_BLOCKS"
+"""The environment variable with the default of :attr:`BackendOptions.blocks`."""
 
 _LEAST_RUNNERS = 4
 
@@ -44,8 +48,29 @@ class Runner(Protocol):
         """Return a runner with its own copy of the state, and the same constants."""
 
 
+class BlockChoice(StrEnum):
+    """Whether blocks that a graph repeats are compiled once, and run one after another.
+
+    ``AUTO``: where the graph is deep and the boundaries between the blocks cost nothing. ``ON``:
+    wherever at least three blocks are equal. ``OFF``: never.
+    """
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 def _default_runners() -> int:
     return max(_LEAST_RUNNERS, os.cpu_count() or 1)
+
+
+def _default_blocks() -> BlockChoice:
+    name = os.environ.get(BLOCKS_VARIABLE) or BlockChoice.OFF
+    if name not in list(BlockChoice):
+        raise OptionsError(
+            f"{BLOCKS_VARIABLE}={name!r} is unknown", fix=f"one of {', '.join(BlockChoice)}"
+        )
+    return BlockChoice(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +82,8 @@ class BackendOptions:
         cache_folder: The cache folder; the default is ``aoti`` in qfuse's cache folder.
         runners: How many threads may run the compiled code at the same time; others wait. By
             default as many as the machine has cores, and at least 4.
+        blocks: Whether blocks that the graph repeats are compiled once. By default the value of
+            the environment variable ``QFUSE_BLOCKS``, and ``off`` without it.
         fingerprint: Facts about the target that the code depends on, as one text.
         kernels: Digest of the library of custom kernels, "" if there is none.
         inductor: Inductor options for this graph, for experts.
@@ -65,6 +92,7 @@ class BackendOptions:
     cache: bool = True
     cache_folder: Path | None = None
     runners: int = field(default_factory=_default_runners)
+    blocks: BlockChoice = field(default_factory=_default_blocks)
     fingerprint: str = ""
     kernels: str = ""
     inductor: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)

@@ -66,6 +66,11 @@ class Container:
     def __contains__(self, member: str) -> bool:
         return member in self._places
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Return the names of the members."""
+        return tuple(self._places)
+
     def place(self, member: str) -> tuple[int, int]:
         """Return where a member begins, and its size in bytes."""
         begin, size, _ = self._places[member]

@@ -11,11 +11,8 @@ from typing import Any
 import torch
 
 from qfuse import kernels
-from qfuse.backends import BackendOptions, CompiledModule
-from qfuse.backends.aoti import load_runner
-from qfuse.backends.cache import CompiledCode
-from qfuse.backends.eager import EagerRunner, run_eagerly
-from qfuse.backends.prepare import CallPlan
+from qfuse.backends import CompiledModule
+from qfuse.backends.eager import run_eagerly
 from qfuse.backends.runner import Runner
 from qfuse.backends.toolchain import isa_runs_here
 from qfuse.capture.containers import register_caches
@@ -24,12 +21,12 @@ from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph, Signature
 from qfuse.kernels import KernelImage, library_key
 from qfuse.kernels.build import BuildEntry
-from qfuse.kernels.scratch import scratch_folder
 from qfuse.report import Report
+from qfuse.saving.code import read_code
 from qfuse.saving.codec import BAD_DATA, decoding, from_data
 from qfuse.saving.container import Container, open_bytes, open_file
 from qfuse.saving.graphs import graph_from_data
-from qfuse.saving.model import CODE, KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
+from qfuse.saving.model import KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
 from qfuse.saving.save import machine_name
 from qfuse.saving.tensors import TensorReader
 from qfuse.saving.trees import TreeReader
@@ -63,7 +60,7 @@ def model_from_bytes(data: bytes) -> SavedModel:
 
 
 def _read(file: Container, *, verify: bool) -> SavedModel:
-    present = [m for m in (CODE, KERNELS, MODEL, REPORT, PLAN) if m in file]
+    present = [name for name in file.members if name != WEIGHTS]
     # Before anything of it is used.
     file.verify(None if verify else present)
     with decoding(file.name):
@@ -78,8 +75,9 @@ def _read(file: Container, *, verify: bool) -> SavedModel:
         report = _report(file, trees, missing)
         module = graph_from_data(data["graph"], tensors)
         lowered = LoweredGraph(module, signature, EventLog(report.events))
+        eager = run_eagerly(lowered)
         code = None if missing else data["code"]
-        runner = _runner(file, code, tensors, run_eagerly(lowered))
+        runner: Runner = eager if code is None else read_code(file, code, tensors, eager)
         numbers = data["examples"]
         examples = None if numbers is None else tuple(tensors[n] for n in numbers)
         plan = file.read(PLAN).decode()
@@ -188,33 +186,3 @@ def _report(file: Container, trees: TreeReader, missing_isa: str) -> Report:
         )
         notes.append(Noted("saving", text))
     return replace(report, events=(*report.events, *notes))
-
-
-def _runner(
-    file: Container, data: dict[str, Any] | None, tensors: TensorReader, eager: EagerRunner
-) -> Runner:
-    if data is None:
-        return eager
-    fields = {name: from_data(value) for name, value in data["plan"].items()}
-    names = fields["names"][len(fields["layouts"]) :]
-    plan = CallPlan(**fields, state=tuple(eager.module.get_buffer(name) for name in names))
-    code = CompiledCode(
-        file.read(CODE),
-        {name: tensors[number] for name, number in data["extras"].items()},
-        file.manifest["isa"],
-        data["baked"],
-        tuple(data["conditions"]),
-    )
-    constants = {name: tensors[number] for name, number in data["constants"].items()}
-    try:
-        with scratch_folder("qfuse-package-") as folder:
-            package = folder / "model.pt2"
-            package.write_bytes(code.package)
-            # The loader unpacks to its own folder, so the file may be deleted.
-            return load_runner(package, code, plan, constants, eager, BackendOptions().runners)
-    except OSError as error:
-        raise ModelFileError(
-            f"its code cannot be unpacked: {error}",
-            where=file.name,
-            fix="free space in the folder for temporary files, or set TMPDIR to another one",
-        ) from error

@@ -17,6 +17,11 @@ WEIGHTS, CODE, KERNELS = "weights", "code.pt2", "kernels.so"
 MODEL, REPORT, PLAN = "model.json", "report.json", "plan.txt"
 
 
+def code_member(part: int) -> str:
+    """Return the name of the package of a part of a chain."""
+    return f"code-{part}.pt2"
+
+
 @dataclass(frozen=True, slots=True)
 class SavedModel:
     """The parts of a compiled model.

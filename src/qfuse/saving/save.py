@@ -21,10 +21,11 @@ from qfuse.backends.runner import Runner
 from qfuse.ir.errors import CacheError, ModelFileError
 from qfuse.ir.graph.stage_graph import Signature
 from qfuse.report import Report
+from qfuse.saving.code import isa_of, write_code
 from qfuse.saving.codec import UnknownValueError, to_data
 from qfuse.saving.container import Chunks, write_bytes, write_file
 from qfuse.saving.graphs import graph_to_data
-from qfuse.saving.model import CODE, KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
+from qfuse.saving.model import KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
 from qfuse.saving.tensors import TensorWriter
 from qfuse.saving.trees import tree_to_data
 
@@ -77,9 +78,9 @@ def _parts(model: SavedModel) -> tuple[dict[str, Any], dict[str, Chunks]]:
     facts = {"qfuse": __version__, "torch": torch.__version__, "machine": machine_name()}
     manifest: dict[str, Any] = {**facts, "backend": runner.backend, "isa": "", "kernels": None}
     if isinstance(runner, AotiRunner):
-        manifest["isa"] = runner.code.isa
-        members[CODE] = [runner.code.package]
-        data["code"] = _code(runner, tensors)
+        manifest["isa"] = isa_of(runner)
+        data["code"], packages = write_code(runner, tensors)
+        members |= packages
     if uses_own_kernels(eager.module.graph):
         manifest["kernels"], members[KERNELS] = _kernels()
     data["tensors"] = tensors.table()
@@ -107,19 +108,6 @@ def _state_names(eager: EagerRunner, runner: Runner) -> Collection[str]:
     if isinstance(runner, AotiRunner):
         names += runner.plan.names[len(runner.plan.layouts) :]
     return list(dict.fromkeys(names))
-
-
-def _code(runner: AotiRunner, tensors: TensorWriter) -> dict[str, Any]:
-    plan, code = runner.plan, runner.code
-    own = {name: value for name, value in runner.constants.items() if name not in code.extras}
-    fields = ("layouts", "written", "late", "returned", "names", "sizes")
-    return {
-        "plan": {name: to_data(getattr(plan, name)) for name in fields},
-        "conditions": list(code.conditions),
-        "baked": code.baked,
-        "constants": {name: tensors.add(name, value) for name, value in own.items()},
-        "extras": {name: tensors.add(name, value) for name, value in code.extras.items()},
-    }
 
 
 def _signature(signature: Signature) -> dict[str, Any]:

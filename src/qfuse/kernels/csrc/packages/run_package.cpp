@@ -6,51 +6,20 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <unordered_map>
-#include <utility>
 #include <vector>
+
+#include "packages/entry.h"
 
 namespace qfuse {
 namespace {
 
-// A number of places, each of which one thread may hold.
-class Places {
- public:
-  explicit Places(int64_t count) : free_(count) {}
-
-  void take() {
-    std::unique_lock lock(mutex_);
-    freed_.wait(lock, [&] { return free_ > 0; });
-    --free_;
-  }
-
-  void give() {
-    {
-      const std::lock_guard lock(mutex_);
-      ++free_;
-    }
-    freed_.notify_one();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable freed_;
-  int64_t free_;
-};
-
-class PackageRunner : public torch::CustomClassHolder {
+class PackageRunner : public torch::CustomClassHolder, public Entry {
  public:
   PackageRunner(const std::string& package, const std::string& model, int64_t runners)
-      : loader_(package, model, /*run_single_threaded=*/false, checked(runners)),
-        places_(runners),
-        number_(all().add(this)) {}
-  ~PackageRunner() override { all().remove(number_); }
-
-  // The object of a number; the caller keeps it alive.
-  static PackageRunner& of(int64_t number) { return all().at(number); }
+      : places_(runners),
+        loader_(package, model, /*run_single_threaded=*/false, static_cast<size_t>(runners)) {}
 
   std::vector<std::string> constant_names() { return loader_.get_constant_fqns(); }
 
@@ -62,65 +31,19 @@ class PackageRunner : public torch::CustomClassHolder {
                            /*user_managed=*/true);
   }
 
-  // Identifies this object in `run_package`: to pass a number takes 0.1 us, an object 10.
-  int64_t number() const { return number_; }
-
-  std::vector<at::Tensor> run(at::TensorList inputs) {
+  std::vector<at::Tensor> run(at::TensorList inputs) override {
     // Not inside of the package: a thread that waits there is not woken if another one throws.
-    places_.take();
-    struct Leave {
-      Places& places;
-      ~Leave() { places.give(); }
-    } const leave{places_};
+    const HeldPlace place(places_);
     return loader_.boxed_run(inputs.vec());
   }
 
  private:
-  // All objects that exist.
-  class Registry {
-   public:
-    int64_t add(PackageRunner* runner) {
-      const std::lock_guard lock(mutex_);
-      runners_.emplace(++last_, runner);
-      return last_;
-    }
-
-    void remove(int64_t number) {
-      const std::lock_guard lock(mutex_);
-      runners_.erase(number);
-    }
-
-    PackageRunner& at(int64_t number) {
-      const std::lock_guard lock(mutex_);
-      const auto found = runners_.find(number);
-      TORCH_CHECK(found != runners_.end(), "there is no package with the number ", number);
-      return *found->second;
-    }
-
-   private:
-    std::mutex mutex_;
-    std::unordered_map<int64_t, PackageRunner*> runners_;
-    int64_t last_ = 0;
-  };
-
-  static Registry& all() {
-    // Never destroyed: objects may outlive static variables.
-    static auto* const registry = new Registry;
-    return *registry;
-  }
-
-  static size_t checked(int64_t runners) {
-    TORCH_CHECK(runners >= 1, "a package needs at least one runner, not ", runners);
-    return static_cast<size_t>(runners);
-  }
-
-  torch::inductor::AOTIModelPackageLoader loader_;
   Places places_;
-  const int64_t number_;
+  torch::inductor::AOTIModelPackageLoader loader_;
 };
 
 std::vector<at::Tensor> run_package(int64_t number, at::TensorList inputs) {
-  return PackageRunner::of(number).run(inputs);
+  return Entry::of(number).run(inputs);
 }
 
 }  // namespace
@@ -131,6 +54,8 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
       .def(torch::init<const std::string&, const std::string&, int64_t>())
       .def("constant_names", &qfuse::PackageRunner::constant_names)
       .def("bind", &qfuse::PackageRunner::bind)
-      .def("number", &qfuse::PackageRunner::number);
+      .def("number", [](const c10::intrusive_ptr<qfuse::PackageRunner>& self) {
+        return self->number();
+      });
   m.def("run_package(int number, Tensor[] inputs) -> Tensor[]", &qfuse::run_package);
 }

@@ -1,0 +1,1 @@
+"""Blocks that a graph repeats: find them, compile them once, run them as a chain."""

@@ -1,0 +1,178 @@
+"""Find the block that a program repeats, and where it is best cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from qfuse.backends.aliases import replaced_node, root_of
+from qfuse.backends.blocks.cost import CutCost, Price
+from qfuse.backends.blocks.period import Run, periodic_runs
+from qfuse.backends.blocks.text import Occurrence, loose_text, read_occurrence
+from qfuse.backends.key import constant_digest
+from qfuse.backends.prepare import Program
+from qfuse.ir.graph.schema import arguments
+from qfuse.ir.refusal import Refusal
+
+LEAST = 3
+"""Fewer equal blocks are not worth a library of their own."""
+
+INLINED = 8
+"""Constants of up to so many elements may become a part of the code."""
+
+_RUNS, _CUTS = 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Consecutive parts of a program that do the same with other constants.
+
+    Attributes:
+        before: The calls before the first block.
+        occurrences: The blocks.
+        after: The calls after the last block.
+        outputs: Positions in a block of the values that some block or what follows reads.
+        lifted: Positions among the constants of a block of small ones that differ. Compilers make
+            small constants a part of the code, so that these have to be inputs.
+        fused: Bytes of values in one block that loops of the next read, with which they could have
+            been fused.
+    """
+
+    before: tuple[Node, ...]
+    occurrences: tuple[Occurrence, ...]
+    after: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    lifted: tuple[int, ...]
+    fused: int
+
+
+def find_blocks(program: Program, least: int = LEAST) -> Blocks | Refusal:
+    """Return the block that covers most of ``program``; it is not changed.
+
+    Args:
+        program: The program.
+        least: How often a block has to occur.
+
+    Refuses: programs that write their state or an input, draw random numbers, or do not repeat
+    themselves; blocks through which an alias passes.
+    """
+    reason = _unfit(program)
+    if reason is not None:
+        return Refusal(reason)
+    calls = [node for node in program.module.graph.nodes if _is_step(program, node)]
+    runs = periodic_runs([loose_text(program, node) for node in calls], least)
+    if not runs:
+        return Refusal(f"no part of the graph occurs {least} times in a row")
+    found: Blocks | Refusal = Refusal("its parts look alike and do not do the same")
+    for run in runs[:_RUNS]:
+        found = _cut(program, calls, run, least)
+        if isinstance(found, Blocks):
+            return found
+    return found
+
+
+def _unfit(program: Program) -> str | None:
+    """Return why a program must stay whole."""
+    if program.state or program.written or program.late:
+        names = [program.names[p] for p in (*program.written, *(p for _, p in program.late))]
+        which = ", ".join(names[:1]) or program.names[-1]
+        return f"the model keeps state or writes its inputs ({which})"
+    for node in program.module.graph.nodes:
+        if not isinstance(op := node.target, OpOverload):
+            continue
+        # Attention has the tag for the sake of its dropout.
+        random = torch.Tag.nondeterministic_seeded in op.tags
+        if random and arguments(node).get("dropout_p") != 0.0:
+            return f"{op} draws random numbers"
+        if op._schema.is_mutable:  # noqa: SLF001
+            return f"{op} writes its arguments"
+    return None
+
+
+def _is_step(program: Program, node: Node) -> bool:
+    """Whether a node computes tensors; sizes are computed anew in each part."""
+    return node.op == "call_function" and not isinstance(
+        program.values.get(node), (torch.SymInt, int)
+    )
+
+
+def _cut(program: Program, calls: Sequence[Node], run: Run, least: int) -> Blocks | Refusal:
+    """Cut a run where that costs least."""
+    cost = CutCost(program, calls)
+    priced: list[tuple[Price, int, int]] = []
+    for begin in range(run.begin, run.begin + run.period):
+        times = (run.end - begin) // run.period
+        price = cost.at(begin, begin + run.period) if times >= least else None
+        if price is not None:
+            priced.append((price, -times, begin))
+    found: Blocks | Refusal = Refusal("every cut crosses a value that is not a tensor")
+    for price, _, begin in sorted(priced)[:_CUTS]:
+        found = _cut_at(program, calls, Run(run.period, begin, run.end), least, price[0])
+        if isinstance(found, Blocks):
+            break
+    return found
+
+
+def _cut_at(
+    program: Program, calls: Sequence[Node], run: Run, least: int, fused: int
+) -> Blocks | Refusal:
+    """Cut a run at its begin."""
+    parts = [
+        calls[run.begin + i * run.period : run.begin + (i + 1) * run.period]
+        for i in range(run.times)
+    ]
+    first, occurrences = _equal([read_occurrence(program, part) for part in parts])
+    if len(occurrences) < least:
+        return Refusal("its parts look alike and do not do the same")
+    begin = run.begin + first * run.period
+    outputs = _outputs(occurrences)
+    for one in occurrences:
+        local = set(one.nodes)
+        for position in outputs:
+            node = one.nodes[position]
+            if not isinstance(program.values.get(node), torch.Tensor):
+                return Refusal(f"a block would return {node.name}, which is not a tensor")
+            if root_of(node, replaced_node) not in local:
+                return Refusal(f"a block would return {node.name}, an alias of what it reads")
+    return Blocks(
+        before=tuple(calls[:begin]),
+        occurrences=tuple(occurrences),
+        after=tuple(calls[begin + len(occurrences) * run.period :]),
+        outputs=outputs,
+        lifted=_lifted(program, occurrences),
+        fused=fused,
+    )
+
+
+def _equal(read: Sequence[Occurrence]) -> tuple[int, Sequence[Occurrence]]:
+    """Return the longest stretch of occurrences with equal texts, and its begin."""
+    best, begin = (0, 0), 0
+    for index in range(len(read)):
+        if read[index].text != read[begin].text:
+            begin = index
+        best = max(best, (index + 1 - begin, begin), key=lambda found: found[0])
+    return best[1], read[best[1] : best[1] + best[0]]
+
+
+def _outputs(occurrences: Sequence[Occurrence]) -> tuple[int, ...]:
+    """Return the positions of values that are read outside of their own block."""
+    found: set[int] = set()
+    for one in occurrences:
+        local = set(one.nodes)
+        found |= {i for i, node in enumerate(one.nodes) if not local.issuperset(node.users)}
+    return tuple(sorted(found))
+
+
+def _lifted(program: Program, occurrences: Sequence[Occurrence]) -> tuple[int, ...]:
+    """Return the positions of small constants that differ."""
+    found: list[int] = []
+    for position in range(len(occurrences[0].constants)):
+        values = [program.constants[one.constants[position]] for one in occurrences]
+        small = values[0].numel() <= INLINED
+        if small and len({constant_digest(value) for value in values}) > 1:
+            found.append(position)
+    return tuple(found)
