@@ -14,6 +14,7 @@ from tests.support.sources.aten_spellings import (
     golden,
     refusal,
 )
+from torch._ops import OpOverload
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
@@ -114,6 +115,23 @@ def test_values_are_equal_at_zero(form: str) -> None:
 
     assert sum(result.fired.values()) == 1
     assert calls(source) == ["aten.round", "aten.clamp"]
+
+
+@pytest.mark.numeric
+def test_what_makes_a_negative_zero_positive_is_not_exact() -> None:
+    """``where(x <= 0, 0, x)`` does, and ``where(x < 0, 0, x)`` does not."""
+
+    def replaced(x: Term, op: OpOverload) -> Term:
+        return x.call(op, 0).call(aten.where.ScalarSelf, 0, x).call(aten.clamp_max.default, 255)
+
+    x = torch.randn(33, 8)  # many are rounded to a negative zero
+    below = program(lambda term: replaced(term, aten.lt.Scalar))
+    assert_same_values(below, [x], SpellSaturation(), exact=True)
+    assert calls(below) == ["aten.round", "aten.clamp"]
+
+    source = program(lambda term: replaced(term, aten.le.Scalar))
+    assert not apply_rules(source, [SpellSaturation()]).modified
+    assert apply_rules(source, [SpellSaturationAtZero()]).modified
 
 
 @pytest.mark.parametrize(

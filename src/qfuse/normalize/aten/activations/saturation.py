@@ -36,6 +36,7 @@ _WHERE = (aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther)
 _FILLS = (aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 _ABOVE = (aten.gt.Scalar, aten.gt.Tensor, aten.ge.Scalar, aten.ge.Tensor)
 _BELOW = (aten.lt.Scalar, aten.lt.Tensor, aten.le.Scalar, aten.le.Tensor)
+_OR_EQUAL = (aten.ge.Scalar, aten.ge.Tensor, aten.le.Scalar, aten.le.Tensor)
 _FILLED = (aten.full_like.default, aten.full.default)
 _SHIFTS = (aten.add.Tensor, aten.sub.Tensor)
 
@@ -193,7 +194,10 @@ def _chosen(value: Node) -> Saturation | None:
     if known is None or known != _bound(value, compared["other"]) or not isinstance(rest, Node):
         return None
     above = is_call(test, *_ABOVE)
-    found = Saturation(value, rest, None if above else known, known if above else None)
+    least, most = (None, known) if above else (known, None)
+    # Where a negative zero is "beyond" a bound of 0, it becomes that bound.
+    signed = known != 0 or not is_call(test, *_OR_EQUAL)
+    found = Saturation(value, rest, least, most, signed)
     if compared["self"] is rest:
         return found
     # The test may read what the other bound replaces: with bounds in order it says the same.
