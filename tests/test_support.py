@@ -152,18 +152,19 @@ def test_few_rows_hold_every_pair() -> None:
 
 
 def test_what_no_pair_needs_is_thorough() -> None:
-    def item(name: str, indices: dict[str, int], *, marked: bool = True) -> Any:
+    def item(name: str, params: dict[str, Any], *, marked: bool = True) -> Any:
         added: list[Any] = []
         return SimpleNamespace(
             path="test_it.py",
             originalname=name,
-            callspec=SimpleNamespace(indices=indices),
+            callspec=SimpleNamespace(params=params),
             get_closest_marker=lambda mark: mark if marked else None,
             add_marker=added.append,
             added=added,
         )
 
-    three = [dict(zip("abc", row, strict=True)) for row in itertools.product(range(2), repeat=3)]
+    values = [[0], [1]]
+    three = [dict(zip("abc", row, strict=True)) for row in itertools.product(values, repeat=3)]
     some = [item("test_it", row) for row in three]
     every = [item("test_other", row, marked=False) for row in three]
     pairs.mark_the_rest([*some, *every])
@@ -171,3 +172,17 @@ def test_what_no_pair_needs_is_thorough() -> None:
     assert sum(bool(one.added) for one in some) >= 2
     assert {mark.name for one in some for mark in one.added} == {"thorough"}
     assert not any(one.added for one in every)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("first", range(2))
+@pytest.mark.parametrize("second", [[0], [1]])
+@pytest.mark.parametrize("third", "ab")
+def test_pairs_of_three_parameters_with_two_values_need_four_combinations(
+    first: int, second: list[int], third: str, request: pytest.FixtureRequest
+) -> None:
+    kept = request.node.get_closest_marker("thorough") is None
+
+    assert kept == (
+        (first, second[0], third) in {(0, 0, "a"), (0, 1, "b"), (1, 0, "b"), (1, 1, "a")}
+    )
