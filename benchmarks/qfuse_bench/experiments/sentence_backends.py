@@ -68,12 +68,16 @@ class SentenceOptions:
     Attributes:
         rounds: Interleaved rounds.
         encoders: Names out of :data:`ENCODERS`.
+        batches: Names out of :data:`BATCHES`.
         threads: OpenMP threads; 0 is one per core.
         page: A page with a section to write the table into.
     """
 
     rounds: int = field(default=15, metadata={"help": "interleaved rounds"})
     encoders: tuple[str, ...] = field(default=ENCODERS, metadata={"help": "what encodes"})
+    batches: tuple[str, ...] = field(
+        default=tuple(BATCHES), metadata={"help": "how many sentences a call has"}
+    )
     threads: int = field(default=0, metadata={"help": "OpenMP threads; 0 is one per core"})
     page: Path | None = field(
         default=None, metadata={"help": "a Markdown page to write the table into"}
@@ -85,6 +89,11 @@ class SentenceOptions:
         if unknown:
             raise OptionsError(
                 f"{unknown[0]!r} is not an encoder", fix=f"one of: {'; '.join(ENCODERS)}"
+            )
+        strange = sorted(set(self.batches) - set(BATCHES))
+        if strange:
+            raise OptionsError(
+                f"{strange[0]!r} is not a batch", fix=f"one of: {'; '.join(BATCHES)}"
             )
         if self.rounds < 1:
             raise OptionsError("nothing can be measured", fix="ask for at least one round")
@@ -185,12 +194,12 @@ def run_sentence_backends(options: SentenceOptions, console: Console) -> list[Se
     """Build every encoder, time them in turns, and show a table."""
     threads = options.threads or torch.get_num_threads()
     rows: list[SentenceRow] = []
-    steps = len(BATCHES) * len(options.encoders)
+    steps = len(options.batches) * len(options.encoders)
     with tempfile.TemporaryDirectory(prefix="qfuse-sentences-") as name:
         folder = Path(name)
         with watching(console, steps) as watch:
-            for batch, count in BATCHES.items():
-                texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(count)]
+            for batch in options.batches:
+                texts = [_SENTENCES[i % len(_SENTENCES)] for i in range(BATCHES[batch])]
                 example: Inputs = ((texts,), {})
                 with ExitStack() as stack:
                     workers: dict[str, Worker] = {}
@@ -207,8 +216,10 @@ def run_sentence_backends(options: SentenceOptions, console: Console) -> list[Se
                         watch.advance()
                     series = measure(workers, options.rounds)
                     found = {each: worker.answers([example])[0] for each, worker in workers.items()}
-                rows += rows_of(batch, options.encoders, series, found, failed)
-    console.print(_table(rows))
+                made = rows_of(batch, options.encoders, series, found, failed)
+                # Building takes minutes: what is known is shown.
+                console.print(_table(made))
+                rows += made
     if options.page is not None:
         here = Setting.here(threads)
         write_section(options.page, _SECTION, rows=rows, setting=here, packages=_packages())
