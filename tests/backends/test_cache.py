@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import load_file
 from tests.backends.conftest import Pair
 
-from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, build, compile_graph
+from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
 from qfuse.backends import cache as cache_module
+from qfuse.backends import compiler as compiler_module
 from qfuse.backends.cache import CompiledCode, PackageCache
 from qfuse.backends.toolchain import isa_runs_here
 from qfuse.ir.errors import BackendError
@@ -102,7 +103,7 @@ def test_versions_of_qfuse_share_a_cache(
     projection: Pair, entry: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(build, "package_digest", lambda: "another version")
+        patch.setattr(compiler_module, "package_digest", lambda: "another version")
         run_again(projection, entry)
         assert compiler.calls == 1
         run_again(projection, entry)

@@ -100,7 +100,8 @@ def test_a_model_of_another_depth_finds_the_packages(chained: AotiRunner, folder
     deep = compiled(stacked(8), folder, BlockChoice.ON)
 
     assert len(chain_of(deep).wiring.steps) == 9
-    assert set(folder.rglob("model.pt2")) == before
+    # The small weight of the last layer is in the key of what is after the blocks.
+    assert len(set(folder.rglob("model.pt2")) - before) == 1
     module = CompiledModule(stacked(8).signature, deep)
     want = compile_graph(stacked(8), backend="eager").run([torch.ones(3, 16), torch.ones(16)])
     torch.testing.assert_close(module(torch.ones(3, 16), torch.ones(16))[0], want[0])
