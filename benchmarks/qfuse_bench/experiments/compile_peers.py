@@ -48,6 +48,7 @@ MODELS: Mapping[str, tuple[str, dict[str, int]]] = MappingProxyType(
     }
 )
 _USUAL = ("minilm", "bert", "llama")
+_QUICK_SIZES = MappingProxyType({"layers": 2, "hidden": 256, "heads": 8, "intermediate": 512})
 _SECTION = "compile-peers"
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _STEPS = ("capture", "plan", "compile")
@@ -62,7 +63,7 @@ class PeerOptions:
         models: Names out of :data:`MODELS`.
         recipe: The recipe that all of them are quantized with.
         threads: OpenMP threads; 0 is one per usable core.
-        quick: Two layers of each model, once.
+        quick: Two narrow layers of the models whose size can be chosen, by two contenders, once.
         page: A page with a section to write the table into.
     """
 
@@ -70,7 +71,9 @@ class PeerOptions:
     models: tuple[str, ...] = field(default=_USUAL, metadata={"help": "a model to compile"})
     recipe: str = field(default="w8a8-dynamic", metadata={"help": "quantize with this recipe"})
     threads: int = field(default=0, metadata={"help": "OpenMP threads; 0 is one per core"})
-    quick: bool = field(default=False, metadata={"help": "two layers of each model, once"})
+    quick: bool = field(
+        default=False, metadata={"help": "two narrow layers per model, two contenders, once"}
+    )
     page: Path | None = field(
         default=None, metadata={"help": "a Markdown page to write the table into"}
     )
@@ -84,6 +87,8 @@ class PeerOptions:
             )
         if self.rounds < 1 or self.threads < 0:
             raise OptionsError("nothing can be measured", fix="ask for at least one round")
+        if self.quick and not any(MODELS[name][1] for name in self.models):
+            raise OptionsError("--quick needs a model of another size", fix="name bert or llama")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +162,18 @@ def run_compile_peers(options: PeerOptions, console: Console) -> list[PeerRow]:
     """Measure, show a table, and write the requested page."""
     setting = Setting.here(options.threads or torch.get_num_threads())
     rounds = 1 if options.quick else options.rounds
+    contenders = (QFUSE, PLAIN) if options.quick else CONTENDERS
+    models = [name for name in options.models if MODELS[name][1] or not options.quick]
     rows: list[PeerRow] = []
-    with watching(console, len(options.models) * rounds * len(CONTENDERS)) as watch:
-        for name in options.models:
+    with watching(console, len(models) * rounds * len(contenders)) as watch:
+        for name in models:
             family, sizes = MODELS[name]
-            sizes = {**sizes, "layers": 2} if options.quick and sizes else sizes
+            sizes = {**sizes, **_QUICK_SIZES} if options.quick else sizes
             built = zoo.build(family, **sizes)
             example = (built.args, built.kwargs)
-            found: dict[str, list[dict[str, Any]]] = {contender: [] for contender in CONTENDERS}
+            found: dict[str, list[dict[str, Any]]] = {one: [] for one in contenders}
             for number in range(rounds):
-                for contender in CONTENDERS:
+                for contender in contenders:
                     watch.say(f"{name} by {contender}, round {number + 1}")
                     job = Job(
                         "qfuse_bench.experiments.compile_peers:build",

@@ -52,16 +52,16 @@ class CutCost:
                 return None
             count += 1
             views += viewed_node(node) is not None
-            if any(self._joined(node, reader) for reader in later):
+            if any(self._joined(node, user) for user in later):
                 fused += _bytes(value)
         return fused, count, views
 
-    def _joined(self, node: Node, reader: Node) -> bool:
+    def _joined(self, node: Node, user: Node) -> bool:
         """Whether a compiler could compute both in one loop."""
         made = root_of(node, viewed_node)
-        if made not in self._places or not (is_loop(made) and is_loop(reader)):
+        if made not in self._places or not (is_loop(made) and is_loop(user)):
             return False
-        return self._depths[made] == self._depths.get(reader)
+        return self._depths[made] == self._depths.get(user)
 
 
 def is_loop(node: Node) -> bool:

@@ -79,10 +79,10 @@ class _Cut:
         sizes = tuple(_renamed(self._program, part) for part in self._parts)
         return CutProgram(tuple(self._parts), sizes, self._wiring(results))
 
-    def _first(self, nodes: Sequence[Node], readers: set[Node]) -> None:
-        """Add what is before the blocks, for results and for ``readers``."""
+    def _first(self, nodes: Sequence[Node], users: set[Node]) -> None:
+        """Add what is before the blocks, for results and for ``users``."""
         wanted = set(self._results)
-        made = [n for n in nodes if n in wanted or not readers.isdisjoint(n.users)]
+        made = [n for n in nodes if n in wanted or not users.isdisjoint(n.users)]
         inputs = self._with_sources(nodes, outside_values(self._program, nodes))
         constants = _constants(self._program, nodes)
         self._parts.append(make_part(self._program, nodes, inputs, constants, made))

@@ -33,7 +33,7 @@ def symbol_sources(program: Program, nodes: Sequence[Node], inputs: Sequence[Nod
     """Return inputs of the program to add so that every symbol of a part is a size of an input.
 
     Raises:
-        CutError: A symbol is no size of an input of the program.
+        CutError: A symbol is not a size of an input of the program.
     """
     needed: dict[str, None] = {}
     for node in (*inputs, *nodes, *(n for call in nodes for n in call.all_input_nodes)):

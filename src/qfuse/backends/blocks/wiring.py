@@ -30,7 +30,7 @@ class Wiring:
         inputs: How many inputs a call has; they are the first values.
         size: How many values there are.
         steps: What is run.
-        orders: The axes, slowest first, that the readers of a value were compiled for.
+        orders: The axes, slowest first, that the users of a value were compiled for.
         held: Values that are constants, by number.
         results: Numbers of the values that a call returns.
     """
