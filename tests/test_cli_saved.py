@@ -74,7 +74,7 @@ def test_compile_run_and_verify(tmp_path: Path) -> None:
     names = kernels.load().instruction_sets
     assert [line.split()[1] for line in lines] == list(names)
     assert len({line.split()[0] for line in lines}) == 1
-    assert last == f"{len(names)} paths, equal"
+    assert last == f"{len(names)} path{'s' * (len(names) != 1)}, equal"
 
 
 def test_run_prints_what_the_model_returns(file: Path) -> None:

@@ -152,26 +152,28 @@ def test_few_rows_hold_every_pair() -> None:
 
 
 def test_what_no_pair_needs_is_thorough() -> None:
-    def item(name: str, params: dict[str, Any], *, marked: bool = True) -> Any:
+    def item(name: str, params: dict[str, Any], *marks: str) -> Any:
         added: list[Any] = []
         return SimpleNamespace(
             path="test_it.py",
             originalname=name,
             callspec=SimpleNamespace(params=params),
-            get_closest_marker=lambda mark: mark if marked else None,
+            get_closest_marker=lambda mark: mark if mark in marks else None,
             add_marker=added.append,
             added=added,
         )
 
     values = [[0], [1]]
     three = [dict(zip("abc", row, strict=True)) for row in itertools.product(values, repeat=3)]
-    some = [item("test_it", row) for row in three]
-    every = [item("test_other", row, marked=False) for row in three]
-    pairs.mark_the_rest([*some, *every])
+    some = [item("test_it", row, "pairs") for row in three]
+    every = [item("test_other", row) for row in three]
+    # What is left out already holds no pair.
+    left_out = [item("test_it", three[0], "pairs", "thorough")]
+    pairs.mark_the_rest([*left_out, *some, *every])
 
     assert sum(bool(one.added) for one in some) >= 2
     assert {mark.name for one in some for mark in one.added} == {"thorough"}
-    assert not any(one.added for one in every)
+    assert not any(one.added for one in (*every, *left_out))
 
 
 @pytest.mark.pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,13 +24,25 @@ PRODUCTS = (
 )
 
 
+# A test of so many combinations runs those that hold every pair of values, see `tests.support.pairs`.
+MANY = 40
+
+
+@pytest.hookimpl(tryfirst=True)  # what is marked here is read in tests/conftest.py
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to ``make test-all`` what instruction sets share, and is tested with another one."""
+    """Leave to ``make test-all`` what instruction sets share, and most of many combinations."""
+    tests = defaultdict(list)
     for item in items:
         spec = getattr(item, "callspec", None)
-        shares = spec is not None and spec.params.get("isa") in SHARING
-        if shares and item.path.is_relative_to(FOLDER) and item.path.name not in PRODUCTS:
+        if spec is None or not item.path.is_relative_to(FOLDER):
+            continue
+        tests[item.path, item.originalname].append(item)  # type: ignore[attr-defined]
+        if spec.params.get("isa") in SHARING and item.path.name not in PRODUCTS:
             item.add_marker("thorough")
+    for found in tests.values():
+        if len(found) >= MANY:
+            for item in found:
+                item.add_marker("pairs")
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,14 @@ __all__ = ["every_pair", "mark_the_rest"]
 
 
 def mark_the_rest(items: Iterable[Any]) -> None:
-    """Mark as ``thorough`` what a test with the marker ``pairs`` does not need for every pair."""
+    """Mark as ``thorough`` what a test with the marker ``pairs`` does not need for every pair.
+
+    What is ``thorough`` already holds no pair.
+    """
     tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("pairs") is not None:
+        marked = item.get_closest_marker("pairs") is not None
+        if marked and item.get_closest_marker("thorough") is None:
             tests[item.path, item.originalname].append(item)
     for found in tests.values():
         # A value is the same object in every combination; it need not be hashable.
