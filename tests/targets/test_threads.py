@@ -95,8 +95,12 @@ def other_threads_share(work: Callable[[], object]) -> float:
 @pytest.mark.parametrize("name", WORK)
 def test_one_thread_does_all_the_work(name: str) -> None:
     with limited_threads(1):
-        # With two threads it is about 1.
-        assert other_threads_share(WORK[name]) < 0.3
+        # With two threads it is about 1, every time; threads of earlier tests may still spin once.
+        assert min(other_threads_share(WORK[name]) for _ in range(5)) < 0.3
+
+
+def test_two_threads_share_the_work() -> None:
+    assert min(other_threads_share(WORK["MKL"]) for _ in range(5)) > 0.3
 
 
 @pytest.mark.parametrize("value", [0, -1, 1 << 20, 1.5, "2", True])
