@@ -38,8 +38,7 @@ class FuseElementwise(Rule[BetweenSite]):
 
     Likewise differences and products, and numbers as second operands. An activation after it is
     part of the op. One operand may be float, and the result is float if it is not quantized, or has
-    other users. It is fused only for a backend
-    that claims ``qfuse.elementwise``.
+    other users. It is fused only for a backend that claims ``qfuse.elementwise``.
 
     Refuses: operands of which none is quantized, or of several float dtypes; numbers that are
     computed at run time; an operand without axes, which does not take part in type promotion.

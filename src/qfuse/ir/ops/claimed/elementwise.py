@@ -60,13 +60,14 @@ class ElementwiseSpec:
             NormalizeError: The text is not an elementwise op.
         """
         found = _TEXT.fullmatch(text)
+        if found is None:
+            raise NormalizeError(f"not the text of an elementwise op: {text!r}")
         try:
-            assert found is not None, text
-            alpha, number = found["alpha"], found["number"]
+            alpha, number = float(found["alpha"] or 1), found["number"]
             known = None if number is None else float(number)
-            return cls(ElementwiseKind(found["kind"]), float(alpha or 1), known)
-        except (AssertionError, ValueError) as error:
+        except ValueError as error:
             raise NormalizeError(f"not the text of an elementwise op: {text!r}") from error
+        return cls(ElementwiseKind(found["kind"]), alpha, known)
 
     def apply(self, x: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
         """Compute the op by the call that the source makes."""
