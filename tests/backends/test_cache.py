@@ -27,7 +27,7 @@ from qfuse.backends.cache import CompiledCode, PackageCache
 from qfuse.backends.toolchain import isa_runs_here
 from qfuse.ir.errors import BackendError
 from qfuse.ir.events import Noted
-from qfuse.kernels.scratch import scratch_folder
+from qfuse.kernels.compilation.scratch import scratch_folder
 
 
 class Compiler:
@@ -273,7 +273,7 @@ def test_without_any_space_the_graph_runs_op_by_op(
 def test_folders_of_killed_builds_are_removed(tmp_path: Path) -> None:
     script = (
         "import os, sys, pathlib\n"
-        "from qfuse.kernels.scratch import scratch_folder\n"
+        "from qfuse.kernels.compilation.scratch import scratch_folder\n"
         "with scratch_folder('.new-', pathlib.Path(sys.argv[1])) as folder:\n"
         "    (folder / 'half').write_text('x')\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,30 +15,38 @@ from qfuse.backends import BackendOptions, compile_graph
 from qfuse.testing.build import GraphBuilder
 
 
-def seconds(work: Callable[[], object], repeat: int, rounds: int = 7) -> float:
-    """The least processor time that one call takes; other processes do not count."""
+def python_calls(work: Callable[[], object]) -> int:
+    """How many functions, of Python and of C, one call calls."""
     work()
-    times = []
-    for _ in range(rounds):
-        begin = time.thread_time()
-        for _ in range(repeat):
-            work()
-        times.append((time.thread_time() - begin) / repeat)
-    return min(times)
+    count = 0
+
+    def counting(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        del frame, argument
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counting)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Processor time of one thread is all of it only if there is one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def allocated(work: Callable[[], object]) -> int:
+    """How many bytes one call allocates for tensors."""
+    work()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        work()
+    memory = [e for e in profile.events() if e.name == "[memory]"]
+    assert memory
+    return sum(max(e.cpu_memory_usage, 0) for e in memory)
 
 
 @pytest.mark.thorough
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
 def test_a_decode_step_does_not_copy_the_cache(cache_folder: Path, needs_compiler: None) -> None:
     del needs_compiler
     b = GraphBuilder()
@@ -53,23 +61,20 @@ def test_a_decode_step_does_not_copy_the_cache(cache_folder: Path, needs_compile
     )
     inputs = [torch.randn(1, 8, 1, 64), torch.tensor([5])]
     buffer = graph.module.get_buffer("cache")
-    other = torch.empty_like(buffer)
+    where = buffer.data_ptr()
 
-    step = seconds(lambda: runner.run(list(inputs)), 20)
-    copy = seconds(lambda: other.copy_(buffer), 5)
-    assert step < copy / 10
+    assert allocated(lambda: runner.run(list(inputs))) < buffer.nbytes / 100
+    assert buffer.data_ptr() == where
     assert torch.equal(buffer[:, :, 5], inputs[0][:, :, 0])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-def test_a_call_costs_microseconds(projection: Pair) -> None:
+def test_a_call_runs_little_python(projection: Pair) -> None:
     """Binding, guarding and rebuilding, on top of the compiled code itself."""
     runner = projection.fast.runner
     x, ids = torch.randn(2, 16), torch.tensor([1, 2])
     tensors = [x, ids]
     assert runner.backend == "aoti"
-    code = seconds(lambda: runner._entry(tensors), 2000)  # type: ignore[attr-defined]
-    call = seconds(lambda: projection.fast(x, ids), 2000)
-    # 12 us where this was written; the bound leaves room for slower machines.
-    assert call - code < 40e-6
+    code = python_calls(lambda: runner._entry(tensors))  # type: ignore[attr-defined]
+    call = python_calls(lambda: projection.fast(x, ids))
+    assert (code, call) == (0, 0)

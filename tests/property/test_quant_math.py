@@ -60,7 +60,9 @@ def one_code(x: float, scale: float, zero: float | None, spec: QuantSpec, of: to
     else:
         y = rounded(x / rounded(scale, compute), compute)
     if spec.dtype.is_floating_point:
-        return float_code(max(spec.quant_min, min(spec.quant_max, y)), spec.dtype)
+        # torch rounds a double to float32 on its way to eight bits.
+        y = rounded(max(spec.quant_min, min(spec.quant_max, y)), torch.float32)
+        return float_code(y, spec.dtype)
     z = rounded(zero or 0.0, compute)
     code = (
         whole(rounded(y + z, compute)) if math_.zero_point_first else rounded(whole(y) + z, compute)
@@ -161,6 +163,18 @@ def test_quantize_is_the_formula_element_by_element(
         z = None if zero is None else float(zero[block])
         want = one_code(float(x[at]), float(scale[block]), z, spec, scale.dtype)
         assert float(q[at]) == want, f"x={float(x[at])!r} at {at}"
+
+
+def test_a_double_becomes_eight_bits_by_way_of_float32() -> None:
+    arithmetic = Arithmetic(torch.float64, reciprocal=False, zero_point_first=False)
+    spec = QuantSpec(
+        torch.float8_e4m3fn, -448, 448, (), torch.float32, arithmetic, ZeroPointDomain.NONE
+    )
+    # The quotient is a little more than 116, which is between 112 and 120 and rounds to even.
+    scale, x = torch.tensor(0.12), torch.tensor(13.92)
+    assert 116 < float(x) / float(scale) < 116 + 1e-5
+    want = one_code(float(x), float(scale), None, spec, scale.dtype)
+    assert float(quantize(x, scale, None, spec)) == want == 112
 
 
 @given(cases())

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 # No compiler, no cache, and no package that the model came from.
 DEPLOYED = """
-import os, sys, time
+import os, sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("torchao", "transformers") or name.startswith("torch._inductor"):
@@ -31,14 +31,12 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import torch, qfuse
 from safetensors.torch import save_file
-begin = time.perf_counter()
 fast = qfuse.load(sys.argv[1])
-seconds = time.perf_counter() - begin
 args, kwargs = fast.examples
 out = fast(*args, **kwargs)
 assert not {"torchao", "transformers", "torch._inductor"} & set(sys.modules)
 save_file({name: value.contiguous() for name, value in zip(out._fields, out)}, sys.argv[2])
-print(fast.backend, type(out).__name__, seconds < 1, [note.text for note in fast.report.notes])
+print(fast.backend, type(out).__name__, [note.text for note in fast.report.notes])
 """
 
 
@@ -71,7 +69,6 @@ def test_a_process_without_compiler_and_packages(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{fast.backend} BaseModelOutput")
     assert "is a named tuple" in done.stdout
-    assert " True " in done.stdout
     have = load_file(results)
     want = fast(*built.args, **dict(built.kwargs or {}))
     assert list(have) == list(want)

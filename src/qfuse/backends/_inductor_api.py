@@ -26,8 +26,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from qfuse.ir.errors import BackendError
+from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.library import is_loaded
-from qfuse.kernels.scratch import scratch_folder
 
 MODEL_NAME = "model"
 """Name of the model in a package, which the loader needs."""

@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 
 from qfuse.backends.key import constant_digest
 from qfuse.ir.errors import CacheError
-from qfuse.kernels.scratch import scratch_folder
+from qfuse.kernels.compilation.scratch import scratch_folder
 
 _FORMAT = 1
 _LOCK_SECONDS = 1800

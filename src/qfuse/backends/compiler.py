@@ -25,8 +25,8 @@ from qfuse.backends.runner import BackendOptions, Progress
 from qfuse.backends.toolchain import check_toolchain, isa_runs_here
 from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.signature.size_expr import parse_size
+from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.library import c_declarations
-from qfuse.kernels.scratch import scratch_folder
 from qfuse.targets.storage import cache_directory
 
 _logger = logging.getLogger("qfuse")

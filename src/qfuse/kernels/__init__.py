@@ -13,15 +13,17 @@ documented in :mod:`qfuse.kernels.ops`, :mod:`qfuse.kernels.weight_only` and the
 """
 
 from qfuse.kernels.build import (
-    KernelBuildError,
-    KernelCompiler,
     copy_library,
-    find_kernel_compiler,
     kernel_cache,
     library_key,
     read_description,
 )
 from qfuse.kernels.cat_ops import cat_channels
+from qfuse.kernels.compilation.compiler import (
+    KernelBuildError,
+    KernelCompiler,
+    find_kernel_compiler,
+)
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,

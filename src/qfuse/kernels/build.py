@@ -1,8 +1,9 @@
 """Compiles the C++ kernels into a cache, once per torch version, sources and compiler.
 
 The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder: one folder per
-key (sources, torch, flags, C++ ABI, machine) with a library and its description per compiler. A
-library whose description or checksum does not match is rebuilt, and the reason is logged.
+key (sources, torch, flags, C++ ABI, machine) with a library and its description per compiler, and
+the folder ``objects`` of :mod:`qfuse.kernels.compilation.objects`. A library whose description or
+checksum does not match is rebuilt, and the reason is logged.
 
 A wheel may ship libraries in the same form, in the folder ``prebuilt`` beside this file (made by
 :func:`copy_library`, packed by ``hatch_build.py``). A matching one is taken before the cache.
@@ -19,30 +20,34 @@ import json
 import logging
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import filelock
 import platformdirs
 import torch
 
-from qfuse.ir.errors import CacheError, OptionsError, QfuseError
-from qfuse.kernels.scratch import scratch_folder
+from qfuse.ir.errors import CacheError
+from qfuse.kernels.compilation.compiler import (
+    KernelBuildError,
+    KernelCompiler,
+    build_seconds,
+    run_compiler,
+    sanitizer_flags,
+)
+from qfuse.kernels.compilation.objects import ObjectCache
+from qfuse.kernels.compilation.scratch import scratch_folder
 
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _FORMAT = 1  # of the cache entries
-_VERSION_SECONDS = 10
-_BUILD_SECONDS = 600
-_SANITIZED_BUILD_SECONDS = 2400  # instrumentation makes compilation many times slower
 
 # No contraction to fused multiply-add, so that all instruction sets are bit-identical. No -march:
 # the library runs on every machine of this architecture and dispatches at run time.
@@ -76,28 +81,6 @@ _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")
 
 Say = Callable[[str], None] | None
 
-SANITIZE_VARIABLE = "QFUSE_SANITIZE"
-_SANITIZERS = ("address", "undefined")
-# Not vptr: torch's classes lack the type information that it needs.
-_SANITIZED_FLAGS = ("-g1", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
-
-
-class KernelBuildError(QfuseError):
-    """The kernels could not be compiled, or their cache could not be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelCompiler:
-    """A C++ compiler.
-
-    Attributes:
-        command: The executable and its fixed arguments.
-        version: First line of what ``--version`` prints.
-    """
-
-    command: tuple[str, ...]
-    version: str
-
 
 @dataclass(frozen=True, slots=True)
 class BuildEntry:
@@ -112,17 +95,6 @@ class BuildEntry:
     key: str
     compiler: str
     sha256: str
-
-
-def find_kernel_compiler() -> KernelCompiler | None:
-    """Return the compiler that Inductor would use: ``$CXX``, else g++ or clang++."""
-    named = os.environ.get("CXX")
-    for command in [shlex.split(named)] if named else [["g++"], ["clang++"]]:
-        path = shutil.which(command[0]) if command else None
-        version = _version_line(path) if path else None
-        if path and version is not None:
-            return KernelCompiler((path, *command[1:]), version)
-    return None
 
 
 def kernel_cache() -> Path:
@@ -218,7 +190,7 @@ def build(
             return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / "lock", timeout=_build_seconds()):
+        with filelock.FileLock(folder / "lock", timeout=build_seconds()):
             if not rebuild:
                 found = _cached(folder, key, compiler, level=logging.WARNING)
                 if found is not None:
@@ -236,17 +208,6 @@ def build(
             where=str(folder),
             fix="point QFUSE_CACHE_DIR at a folder that can be written to",
         ) from error
-
-
-def _version_line(path: str) -> str | None:
-    try:
-        done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, check=True,
-            timeout=_VERSION_SECONDS,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.partition("\n")[0].strip()
 
 
 def _digest(data: bytes) -> str:
@@ -268,7 +229,7 @@ def _key(sources: Path) -> str:
         "torch": torch.__version__,
         "cxx11_abi": torch.compiled_with_cxx11_abi(),
         "machine": [sys.platform, platform.machine()],
-        "flags": [_FLAGS, _PLAIN_LOOPS, _X86_FLAGS, _LIBRARIES, _sanitizer_flags()],
+        "flags": [_FLAGS, _PLAIN_LOOPS, _X86_FLAGS, _LIBRARIES, sanitizer_flags()],
     }
     return _digest(json.dumps(facts, sort_keys=True).encode())
 
@@ -315,16 +276,22 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path, sa
     # In the cache, since a rename is atomic within one file system only.
     with scratch_folder(".new-", folder) as temporary:
         new = Path(temporary, library.name)
-        objects = [Path(temporary, f"{number}.o") for number, _ in enumerate(files)]
-        commands = [
-            [*compiler.command, *_source_flags(path, sources), "-c", str(path), "-o", str(to)]
-            for path, to in zip(files, objects, strict=True)
-        ]
+        cache = ObjectCache(folder.parent / "objects", sources.resolve(), compiler.version)
+        objects: list[Path] = []
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            for done, _ in enumerate(pool.map(_run, commands)):  # raises what a compiler raised
+            # Raises what a compiler raised.
+            for path in pool.map(partial(_object, cache, compiler), files):
+                objects.append(path)
                 if say is not None:
-                    say(f"compiling the kernels (only once): {done + 1} of {len(files)} files")
-        _run([*compiler.command, *_link_flags(), "-o", str(new), *map(str, objects), *_LIBRARIES])
+                    say(f"compiling the kernels (only once): {len(objects)} of {len(files)} files")
+        link = [*compiler.command, *_link_flags(), "-o", str(new), *map(str, objects), *_LIBRARIES]
+        try:
+            run_compiler(link)
+        except KernelBuildError:
+            for path in objects:
+                path.unlink(missing_ok=True)
+            raise
+        cache.remove_old()
         entry = BuildEntry(key, compiler.version, _digest(new.read_bytes()))
         described = new.with_suffix(".json")
         described.write_text(json.dumps(asdict(entry)), encoding="utf-8")
@@ -334,65 +301,28 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path, sa
     return library
 
 
-def _source_flags(source: Path, sources: Path) -> list[str]:
+def _object(cache: ObjectCache, compiler: KernelCompiler, source: Path) -> Path:
     # Imports setuptools, which only a build needs.
     from torch.utils.cpp_extension import include_paths  # noqa: PLC0415
 
+    source = source.resolve()
+    flags = [*compiler.command[1:], *_source_flags(source, cache.sources)]
+    headers = [f"-I{cache.sources}", *(f"-isystem{path}" for path in include_paths())]
+    command = [compiler.command[0], *flags, *headers, "-c", str(source), "-o"]
+    return cache.compiled(source, flags, lambda to: run_compiler([*command, str(to)]))
+
+
+def _source_flags(source: Path, sources: Path) -> list[str]:
     name = _name(source, sources)
     isa = _X86_FLAGS.get(name, ()) if platform.machine() in {"x86_64", "AMD64"} else ()
     # With the other ABI, symbols of libtorch that have strings in their signature do not link.
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    headers = [f"-I{sources}", *(f"-isystem{path}" for path in include_paths())]
     loops = _PLAIN_LOOPS.get(name, ())
-    return [*_FLAGS, *loops, *isa, *_sanitizer_flags(), abi, *headers]
-
-
-def _sanitizer_flags() -> tuple[str, ...]:
-    names = os.environ.get(SANITIZE_VARIABLE, "")
-    if not names:
-        return ()
-    for name in names.split(","):
-        if name not in _SANITIZERS:
-            raise OptionsError(
-                f"{SANITIZE_VARIABLE}={names!r} has an unknown sanitizer {name!r}",
-                fix=f"one of {', '.join(_SANITIZERS)}, or both with a comma between them",
-            )
-    return (f"-fsanitize={names}", "-fno-sanitize=vptr", *_SANITIZED_FLAGS)
+    return [*_FLAGS, *loops, *isa, *sanitizer_flags(), abi]
 
 
 def _link_flags() -> list[str]:
     from torch.utils.cpp_extension import library_paths  # noqa: PLC0415
 
     paths = [f"-L{path}" for path in library_paths()]
-    return ["-shared", "-fopenmp", *_sanitizer_flags(), *paths]
-
-
-def _build_seconds() -> int:
-    return _SANITIZED_BUILD_SECONDS if _sanitizer_flags() else _BUILD_SECONDS
-
-
-def _compiler_environment() -> dict[str, str]:
-    # Errors are found by the word "error", which a localized compiler translates.
-    environment = {**os.environ, "LC_ALL": "C"}
-    if _sanitizer_flags():
-        # LD_PRELOAD is meant for this process; the compiler's own memory use is not to be checked.
-        environment.pop("LD_PRELOAD", None)
-    return environment
-
-
-def _run(command: list[str]) -> None:
-    try:
-        subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_build_seconds(),
-            stdin=subprocess.DEVNULL, env=_compiler_environment(),
-        )  # fmt: skip
-    except subprocess.CalledProcessError as error:
-        _log.debug("%s\n%s", shlex.join(command), error.stderr)
-        lines = [line for line in error.stderr.splitlines() if "error" in line]
-        raise KernelBuildError(
-            f"the C++ compiler failed: {lines[0] if lines else error}",
-            where=shlex.join(command),
-            fix="run the command above to see everything that it says",
-        ) from error
-    except subprocess.SubprocessError as error:
-        raise KernelBuildError(f"the C++ compiler did not finish: {error}") from error
+    return ["-shared", "-fopenmp", *sanitizer_flags(), *paths]

@@ -20,12 +20,15 @@ from torch._ops import OpOverload
 from qfuse.ir.errors import CacheError, OptionsError
 from qfuse.kernels.build import (
     BuildEntry,
-    KernelBuildError,
     build,
-    find_kernel_compiler,
     read_description,
 )
 from qfuse.kernels.cat_ops import cat_channels
+from qfuse.kernels.compilation.compiler import (
+    KernelBuildError,
+    find_kernel_compiler,
+)
+from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
     convolution_depthwise_w8a8_quantized,
@@ -47,7 +50,6 @@ from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.rowwise import ROWWISE_OPS
-from qfuse.kernels.scratch import scratch_folder
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16, linear_w16a32
 from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
 

@@ -128,7 +128,9 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     """Pack the weight of a depthwise convolution.
 
     Taps are in the order z, y, x, in groups of four that are adjacent for each output channel. If
-    the kernel has three or more taps along x, each line of them begins a new group.
+    the kernel has three or more taps along x, each line of them begins a new group. Channels of a
+    block are in the order in which instructions interleave bytes: the first four of every 16, the
+    next four, and so on.
 
     Args:
         weight: int8 ``[N, 1, *kernel]``.
@@ -146,7 +148,9 @@ def pack_depthwise(weight: torch.Tensor) -> torch.Tensor:
     # Of a group of four, a line of one or two taps would waste half or more.
     if lines.shape[-1] >= _LEAST_LINE:
         lines = F.pad(lines, (0, -lines.shape[-1] % GROUP))
-    return pack_bytes(lines.flatten(1))
+    packed = pack_bytes(lines.flatten(1))
+    quarters = packed.reshape(*packed.shape[:2], 4, 4, 4, GROUP).transpose(2, 3)
+    return quarters.reshape(packed.shape)
 
 
 def pack_values(values: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from qfuse.backends.cache import CompiledCode
 from qfuse.backends.eager import EagerRunner
 from qfuse.backends.prepare import CallPlan
 from qfuse.ir.errors import ModelFileError
-from qfuse.kernels.scratch import scratch_folder
+from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.saving.codec import from_data, to_data
 from qfuse.saving.container import Chunks, Container
 from qfuse.saving.model import CODE, code_member

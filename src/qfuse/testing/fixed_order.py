@@ -28,6 +28,7 @@ _FUNCTIONS = frozenset(
         *(aten.silu.default, aten.sigmoid.default, aten.tanh.default, aten.gelu.default),
         *(aten.exp.default, aten.erf.default, aten.sin.default, aten.cos.default),
         *(aten.pow.Tensor_Scalar, aten.rsqrt.default, aten.hardswish.default),
+        *(aten.elu.default, aten.mish.default, aten.log.default, aten.softplus.default),
     )
 )
 """Functions for which libraries use several formulas."""

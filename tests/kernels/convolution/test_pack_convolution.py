@@ -89,7 +89,9 @@ def test_taps_of_depthwise_weights_are_in_fours(kernel: tuple[int, ...]) -> None
 
     groups = depthwise_groups(kernel)
     assert packed.shape == (2, groups, 64, 4)
-    taps = packed.permute(0, 2, 1, 3).reshape(128, groups * 4)[:70]
+    # Of 16 channels after the other, four in turn.
+    channels = packed.reshape(2, groups, 4, 4, 4, 4).transpose(2, 3).reshape(packed.shape)
+    taps = channels.permute(0, 2, 1, 3).reshape(128, groups * 4)[:70]
     if kernel[-1] >= 3:
         taps = taps.reshape(70, prod(kernel[:-1]), -1)[..., : kernel[-1]]
     assert torch.equal(taps.flatten(1)[:, : prod(kernel)].reshape(weight.shape), weight)

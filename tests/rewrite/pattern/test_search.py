@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -35,7 +34,8 @@ from qfuse.rewrite.rule import Miss
 
 
 def test_the_search_is_linear_without_repeated_captures(on: Board) -> None:
-    # Every level has two orders, and the innermost part is missing.
+    # Every level has two orders, and the innermost part is missing: a search that tried all would
+    # be given up, with that reason.
     def sums(depth: int) -> tuple[Pattern, Node]:
         pattern, node = op(aten.relu.default, X), on.x
         for level in range(depth):
@@ -44,9 +44,7 @@ def test_the_search_is_linear_without_repeated_captures(on: Board) -> None:
         return pattern, node
 
     pattern, node = sums(200)
-    start = time.process_time()
     assert miss(pattern, node).reason == "expected aten.relu, found placeholder"
-    assert time.process_time() - start < 2
 
 
 def test_a_search_that_multiplies_is_given_up(on: Board) -> None:
@@ -56,9 +54,7 @@ def test_a_search_that_multiplies_is_given_up(on: Board) -> None:
         part = op(aten.mul.Tensor, V(f"v{level}"), V(f"w{level}"))
         pattern, node = op(aten.sub.Tensor, pattern, part), on.sub(node, on.mul(on.x, on.y))
     pattern, node = op(aten.sub.Tensor, pattern, V("v0")), on.sub(node, on.q)
-    start = time.process_time()
     assert miss(pattern, node).reason.startswith("the search for this pattern was given up")
-    assert time.process_time() - start < 2
 
 
 # Against a matcher that tries every spelling by itself

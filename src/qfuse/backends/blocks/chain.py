@@ -14,7 +14,7 @@ import torch
 from qfuse.backends.blocks.wiring import Wiring
 from qfuse.backends.cache import CompiledCode
 from qfuse.ir.errors import BackendError
-from qfuse.kernels.scratch import scratch_folder
+from qfuse.kernels.compilation.scratch import scratch_folder
 
 _SIZE = re.compile(r"\bx\d+_\d+\b")
 

@@ -143,7 +143,8 @@ struct Tile {
 };
 
 // Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over
-// the taps t of (pixel[i * step + tap[t]][channel + c] ^ flip) * weight[t / 4][c][t % 4], wrapping.
+// the taps t of (pixel[i * step + tap[t]][channel + c] ^ flip) * weight[t / 4][place of c][t % 4],
+// wrapping. The place of a channel is (c / 4 % 4) * 16 + c / 16 * 4 + c % 4.
 // Bytes are unsigned after the flip, as in Tile. Of each pixel, 16, 32 or 64 bytes may be read, the
 // least that hold the channels; taps without a weight have weight 0 and any pixel.
 struct DepthwiseTile {
@@ -362,7 +363,15 @@ struct Path {
   // Whether tiles require unsigned rows (no flip), with `lda` at least 4 * `groups`.
   bool dense;
   void (*multiply)(const Tile& tile, int32_t* sums);
+  // Multiplies a tile of any height and writes what `finish` writes of its sums, without storing
+  // them. Returns false, with nothing written, where the epilogue is none that it takes: that
+  // depends neither on the rows nor on their number. Null where a path has none.
+  bool (*multiply_quantized)(const Tile& tile, const Epilogue& epilogue, int64_t row,
+                             int64_t column);
   void (*depthwise)(const DepthwiseTile& tile, int32_t* sums);
+  // Likewise.
+  bool (*depthwise_quantized)(const DepthwiseTile& tile, const Epilogue& epilogue, int64_t row,
+                              int64_t column);
   void (*copy_rows)(const PatchRows& rows);
   // `sums` are int32, or float32 if the epilogue says so.
   // Writes `rows` rows from `row` on, features [column, column + columns).

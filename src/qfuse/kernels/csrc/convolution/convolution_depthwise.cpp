@@ -213,6 +213,8 @@ class Worker {
                        p_.operands.w_packed.const_data_ptr<int8_t>() + weight * kTaps,
                        bytes(p_.next, weight),
                        flip_of(p_.operands.x) != 0};
+    const int32_t* w_sums = p_.finish.epilogue.w_sums;
+    if (!p_.w_zero && destination_.multiply(p_.path, p_.phase, first_, tile, channel, w_sums)) return;
     auto* sums = sums_.as<int32_t>();
     p_.path.depthwise(tile, sums);
     if (p_.w_zero) {
@@ -222,7 +224,7 @@ class Worker {
       subtract(p_.w_zero + channel, channels);
     }
     destination_.write(p_.path, p_.phase, first_, count_, channel, channels, sums,
-                       p_.finish.epilogue.w_sums, nullptr);
+                       w_sums, nullptr);
   }
 
   // Subtracts the zero point of the weight times the sum of the taps, which differs by channel.

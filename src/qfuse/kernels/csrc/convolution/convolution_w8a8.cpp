@@ -274,6 +274,8 @@ class Worker {
     const int32_t* w_sums = p_.scales ? nullptr : p_.finish.epilogue.w_sums + phase * p_.g.features;
     const Groups groups = p_.scales ? groups_of(part, group * p_.blocks + block) : Groups{};
     const int32_t* x_sums = p_.finish.epilogue.w_zero ? x_sums_.as<int32_t>() : nullptr;
+    const Tile all{matrix_.data, matrix_.ld, matrix_.flip, rows, weight, part.depth, columns};
+    if (!p_.scales && destination_.multiply(p_.path, part.phase, first, all, column, w_sums)) return;
     auto* sums = sums_.as<int32_t>();
     const int64_t step = finish_rows(p_, part);
     for (int64_t row = 0; row < rows; row += step) {

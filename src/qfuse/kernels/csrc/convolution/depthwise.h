@@ -1,7 +1,8 @@
 // Depthwise sums for any instruction set. See DepthwiseTile.
 //
 // Four taps of a channel become the four bytes that the dot product instructions multiply: a
-// vector of bytes of many channels from each of four pixels is interleaved.
+// vector of bytes of many channels from each of four pixels is interleaved. Instructions interleave
+// within 16 bytes, so a sum is of four channels of each 16 in turn: the order of packed weights.
 #pragma once
 
 #if defined(__SSE2__)
@@ -31,14 +32,7 @@ struct Fours {
   Sums<Lanes> part[4];
 };
 
-// `ordered` orders the 32-bit parts so that the results of `interleave` are in the order of the
-// channels: instructions interleave within 16 bytes.
 #if defined(__AVX512F__)
-QFUSE_INLINE Quads<16> ordered(Quads<16> x) {
-  const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
-  return bits<Quads<16>>(_mm512_permutexvar_epi32(order, bits<__m512i>(x)));
-}
-
 QFUSE_INLINE Fours<16> interleave(Quads<16> a, Quads<16> b, Quads<16> c, Quads<16> d) {
   const __m512i low = _mm512_unpacklo_epi8(bits<__m512i>(a), bits<__m512i>(b));
   const __m512i high = _mm512_unpackhi_epi8(bits<__m512i>(a), bits<__m512i>(b));
@@ -51,11 +45,6 @@ QFUSE_INLINE Fours<16> interleave(Quads<16> a, Quads<16> b, Quads<16> c, Quads<1
 }
 #endif
 #if defined(__AVX2__)
-QFUSE_INLINE Quads<8> ordered(Quads<8> x) {
-  const __m256i order = _mm256_set_epi32(7, 5, 3, 1, 6, 4, 2, 0);
-  return bits<Quads<8>>(_mm256_permutevar8x32_epi32(bits<__m256i>(x), order));
-}
-
 QFUSE_INLINE Fours<8> interleave(Quads<8> a, Quads<8> b, Quads<8> c, Quads<8> d) {
   const __m256i low = _mm256_unpacklo_epi8(bits<__m256i>(a), bits<__m256i>(b));
   const __m256i high = _mm256_unpackhi_epi8(bits<__m256i>(a), bits<__m256i>(b));
@@ -67,8 +56,6 @@ QFUSE_INLINE Fours<8> interleave(Quads<8> a, Quads<8> b, Quads<8> c, Quads<8> d)
            bits<Sums<8>>(_mm256_unpackhi_epi16(high, other_high))}};
 }
 #endif
-QFUSE_INLINE Quads<4> ordered(Quads<4> x) { return x; }
-
 QFUSE_INLINE Fours<4> interleave(Quads<4> a, Quads<4> b, Quads<4> c, Quads<4> d) {
 #if defined(__SSE2__)
   const __m128i low = _mm_unpacklo_epi8(bits<__m128i>(a), bits<__m128i>(b));
@@ -126,7 +113,7 @@ QFUSE_INLINE Quads<Lanes> load_pixel(const uint8_t* from) {
   Quads<Lanes> x;
   __builtin_memcpy(&x, from, sizeof(x));
   if constexpr (Flip) x = x ^ uint8_t{0x80};
-  return ordered(x);
+  return x;
 }
 
 // Adds four taps of 4 * Lanes channels to sums.
@@ -134,28 +121,56 @@ template <int Lanes>
 QFUSE_INLINE void add_taps(Sums<Lanes>* sums, const Fours<Lanes>& x, const int8_t* weight) {
   Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA {
     Sums<Lanes> w;
-    __builtin_memcpy(&w, weight + I * sizeof(w), sizeof(w));
+    __builtin_memcpy(&w, weight + I * qfuse::kBlock, sizeof(w));
     add_products<Lanes>(sums[I], x.part[I], w);
   });
 }
 
-template <int Lanes>
-QFUSE_INLINE void store_sums(int32_t* to, const Sums<Lanes>* sums) {
-  Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA {
-    __builtin_memcpy(to + I * Lanes, &sums[I], sizeof(sums[I]));
-  });
+// Sums in the order of the channels.
+#if defined(__AVX512F__)
+QFUSE_INLINE Fours<16> in_order(const Sums<16>* sums) {
+  const auto quarters = [&](int a, int b, auto which) QFUSE_LAMBDA {
+    return _mm512_shuffle_i32x4(bits<__m512i>(sums[a]), bits<__m512i>(sums[b]), which());
+  };
+  const auto low = [] { return 0x44; };
+  const auto high = [] { return 0xee; };
+  const __m512i a = quarters(0, 1, low), b = quarters(0, 1, high);
+  const __m512i c = quarters(2, 3, low), d = quarters(2, 3, high);
+  return {{bits<Sums<16>>(_mm512_shuffle_i32x4(a, c, 0x88)),
+           bits<Sums<16>>(_mm512_shuffle_i32x4(a, c, 0xdd)),
+           bits<Sums<16>>(_mm512_shuffle_i32x4(b, d, 0x88)),
+           bits<Sums<16>>(_mm512_shuffle_i32x4(b, d, 0xdd))}};
+}
+#endif
+#if defined(__AVX2__)
+QFUSE_INLINE Fours<8> in_order(const Sums<8>* sums) {
+  const __m256i a = bits<__m256i>(sums[0]), b = bits<__m256i>(sums[1]);
+  const __m256i c = bits<__m256i>(sums[2]), d = bits<__m256i>(sums[3]);
+  return {{bits<Sums<8>>(_mm256_permute2x128_si256(a, b, 0x20)),
+           bits<Sums<8>>(_mm256_permute2x128_si256(c, d, 0x20)),
+           bits<Sums<8>>(_mm256_permute2x128_si256(a, b, 0x31)),
+           bits<Sums<8>>(_mm256_permute2x128_si256(c, d, 0x31))}};
+}
+#endif
+QFUSE_INLINE Fours<4> in_order(const Sums<4>* sums) {
+  return {{sums[0], sums[1], sums[2], sums[3]}};
 }
 
-// One output pixel, or two that share their taps, and 4 * Lanes channels from `channel` on.
+template <int Lanes>
+QFUSE_INLINE void store_sums(int32_t* to, const Sums<Lanes>* sums) {
+  const Fours<Lanes> ordered = in_order(sums);
+  __builtin_memcpy(to, ordered.part, sizeof(ordered.part));
+}
+
+// Adds the products of one output pixel, or of two that share their taps, and of 4 * Lanes channels
+// from `channel` on.
 template <int Lanes, bool Flip, bool Two>
-QFUSE_INLINE void depthwise_pixels(const qfuse::DepthwiseTile& t, const uint8_t* const* pixel,
-                                   int64_t channel, int32_t* sums) {
-  Sums<Lanes> first[4] = {};
-  Sums<Lanes> second[4] = {};
+QFUSE_INLINE void add_pixels(const qfuse::DepthwiseTile& t, const uint8_t* const* pixel,
+                             int64_t channel, Sums<Lanes>* first, Sums<Lanes>* second) {
   const int32_t* tap = t.tap;
   for (int64_t g = 0; g < t.groups; ++g, tap += qfuse::kGroup) {
     const int64_t at = t.channel + channel;
-    const int64_t weight = (g * qfuse::kBlock + channel) * qfuse::kGroup;
+    const int64_t weight = g * qfuse::kBlock * qfuse::kGroup + channel;
     const Fours<Lanes> x = interleave(load_pixel<Lanes, Flip>(pixel[tap[0]] + at),
                                       load_pixel<Lanes, Flip>(pixel[tap[1]] + at),
                                       load_pixel<Lanes, Flip>(pixel[tap[2]] + at),
@@ -163,21 +178,28 @@ QFUSE_INLINE void depthwise_pixels(const qfuse::DepthwiseTile& t, const uint8_t*
     add_taps<Lanes>(first, x, t.weight + weight);
     if constexpr (Two) add_taps<Lanes>(second, x, t.next + weight);
   }
-  store_sums<Lanes>(sums, first);
-  if constexpr (Two) store_sums<Lanes>(sums + qfuse::kBlock, second);
+}
+
+// Calls f<Two>(i) for all output pixels: `Two` where i and the following one share their taps.
+template <class F>
+QFUSE_INLINE void each_pixels(const qfuse::DepthwiseTile& t, const F& f) {
+  int64_t i = 0;
+  if (t.next) {
+    for (; i + 2 <= t.pixels; i += 2) f.template operator()<true>(i);
+  }
+  for (; i < t.pixels; ++i) f.template operator()<false>(i);
 }
 
 template <int Lanes, bool Flip>
 void depthwise_channels(const qfuse::DepthwiseTile& t, int64_t channel, int32_t* sums) {
-  int64_t i = 0;
-  const auto run = [&]<bool Two>() QFUSE_LAMBDA {
-    depthwise_pixels<Lanes, Flip, Two>(t, t.pixel + i * t.step, channel,
-                                       sums + i * qfuse::kBlock + channel);
-  };
-  if (t.next) {
-    for (; i + 2 <= t.pixels; i += 2) run.template operator()<true>();
-  }
-  for (; i < t.pixels; ++i) run.template operator()<false>();
+  each_pixels(t, [&]<bool Two>(int64_t i) QFUSE_LAMBDA {
+    Sums<Lanes> first[4] = {};
+    Sums<Lanes> second[4] = {};
+    add_pixels<Lanes, Flip, Two>(t, t.pixel + i * t.step, channel, first, second);
+    int32_t* to = sums + i * qfuse::kBlock + channel;
+    store_sums<Lanes>(to, first);
+    if constexpr (Two) store_sums<Lanes>(to + qfuse::kBlock, second);
+  });
 }
 
 // The widest vectors first, then the narrowest that hold the rest.

@@ -76,19 +76,54 @@ void Destination::move(const Phase& phase, int64_t pixel) {
   }
 }
 
-void Destination::write(const Path& path, const Phase& phase, int64_t first, int64_t count,
-                        int64_t column, int64_t columns, const void* sums,
-                        const int32_t* w_sums, const int32_t* x_sums) {
-  epilogue_.w_sums = w_sums;
+template <class Run>
+void Destination::each_run(const Phase& phase, int64_t first, int64_t count, const Run& run) {
   for (int64_t i = 0; i < count;) {
     const int64_t pixel = first + i;
     if (phase_ != &phase || pixel < first_ || pixel >= end_) move(phase, pixel);
     const int64_t rows = std::min(count - i, end_ - pixel);
-    if (x_sums) epilogue_.x_sums = x_sums + i - (pixel - first_);
-    const auto* from = static_cast<const int32_t*>(sums) + i * kBlock;
-    path.finish(epilogue_, from, pixel - first_, rows, column, columns);
+    run(i, pixel - first_, rows);
     i += rows;
   }
+}
+
+void Destination::write(const Path& path, const Phase& phase, int64_t first, int64_t count,
+                        int64_t column, int64_t columns, const void* sums,
+                        const int32_t* w_sums, const int32_t* x_sums) {
+  epilogue_.w_sums = w_sums;
+  each_run(phase, first, count, [&](int64_t i, int64_t row, int64_t rows) {
+    if (x_sums) epilogue_.x_sums = x_sums + i - row;
+    const auto* from = static_cast<const int32_t*>(sums) + i * kBlock;
+    path.finish(epilogue_, from, row, rows, column, columns);
+  });
+}
+
+bool Destination::multiply(const Path& path, const Phase& phase, int64_t first, const Tile& tile,
+                           int64_t column, const int32_t* w_sums) {
+  if (!path.multiply_quantized) return false;
+  epilogue_.w_sums = w_sums;
+  bool done = true;
+  each_run(phase, first, tile.rows, [&](int64_t i, int64_t row, int64_t rows) {
+    Tile part = tile;
+    part.a += i * tile.lda;
+    part.rows = rows;
+    done = done && path.multiply_quantized(part, epilogue_, row, column);
+  });
+  return done;
+}
+
+bool Destination::multiply(const Path& path, const Phase& phase, int64_t first,
+                           const DepthwiseTile& tile, int64_t column, const int32_t* w_sums) {
+  if (!path.depthwise_quantized) return false;
+  epilogue_.w_sums = w_sums;
+  bool done = true;
+  each_run(phase, first, tile.pixels, [&](int64_t i, int64_t row, int64_t rows) {
+    DepthwiseTile part = tile;
+    part.pixel += i * tile.step;
+    part.pixels = rows;
+    done = done && path.depthwise_quantized(part, epilogue_, row, column);
+  });
+  return done;
 }
 
 at::Tensor convolved(const at::Tensor& x, const Geometry& g, Finish& finish, const Output* output,

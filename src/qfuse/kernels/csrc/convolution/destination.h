@@ -39,7 +39,19 @@ class Destination {
   void write(const Path& path, const Phase& phase, int64_t first, int64_t count, int64_t column,
              int64_t columns, const void* sums, const int32_t* w_sums, const int32_t* x_sums);
 
+  // Multiplies the rows of a tile, the pixels of a phase from `first` on, and writes them, if the
+  // path does both at once; else returns false.
+  bool multiply(const Path& path, const Phase& phase, int64_t first, const Tile& tile,
+                int64_t column, const int32_t* w_sums);
+  bool multiply(const Path& path, const Phase& phase, int64_t first, const DepthwiseTile& tile,
+                int64_t column, const int32_t* w_sums);
+
  private:
+  // Calls run(i, row, rows) for the runs of `count` pixels: the rows of the epilogue that hold the
+  // pixels from the i-th on.
+  template <class Run>
+  void each_run(const Phase& phase, int64_t first, int64_t count, const Run& run);
+
   // Moves the epilogue to the run of pixels at a fixed distance that contains `pixel`.
   void move(const Phase& phase, int64_t pixel);
 

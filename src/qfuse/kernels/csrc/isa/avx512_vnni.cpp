@@ -5,39 +5,19 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "convolution/depthwise.h"
+#include "convolution/depthwise_quantized.h"
 #include "linear/groups_avx512.h"
+#include "linear/multiply_quantized.h"
 
 namespace {
 
 constexpr int kRows = 6;
 
-// sum += dot products of four u8 of a with four s8 of b. With the intrinsic, GCC copies the
-// register of every sum before each instruction, which halves the speed.
-QFUSE_INLINE void dot(__m512i& sum, __m512i a, __m512i b) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
-}
-
 template <int Rows, int Vectors>
 void multiply_tile(const qfuse::Tile& t, int32_t* sums) {
   __m512i total[Rows * Vectors];
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA { total[I] = _mm512_setzero_si512(); });
-  const __m512i flip = _mm512_set1_epi32(static_cast<int>(t.flip));
-  const uint8_t* a = t.a;
-  const int8_t* b = t.b;
-  for (int64_t g = 0; g < t.groups; ++g, a += qfuse::kGroup, b += qfuse::kBlock * qfuse::kGroup) {
-    __m512i column[Vectors];
-    Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
-      column[I] = _mm512_loadu_si512(b + 64 * I);
-    });
-    Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
-      int word;
-      __builtin_memcpy(&word, a + R * t.lda, sizeof(word));
-      const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(word), flip);
-      Unrolled<Vectors>::run([&]<int I>()
-                                 QFUSE_LAMBDA { dot(total[R * Vectors + I], x, column[I]); });
-    });
-  }
+  add_tile<Rows, Vectors>(t, t.a, total);
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
     _mm512_store_si512(sums + (I / Vectors) * qfuse::kBlock + (I % Vectors) * 16, total[I]);
   });
@@ -81,7 +61,9 @@ qfuse::Path path_with_dots() {
   path.name = "avx512_vnni";
   path.tile_rows = &tile_rows;
   path.multiply = &multiply;
+  path.multiply_quantized = &multiply_quantized;
   path.depthwise = &depthwise;
+  path.depthwise_quantized = &depthwise_quantized;
   path.groups = &group_kernels;
   return path;
 }

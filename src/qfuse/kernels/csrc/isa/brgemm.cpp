@@ -124,6 +124,7 @@ const Path& brgemm_path() {
       .dense = true,
       .multiply = &multiply,
       .depthwise = avx512_vnni_path().depthwise,
+      .depthwise_quantized = avx512_vnni_path().depthwise_quantized,
       .copy_rows = avx512_vnni_path().copy_rows,
       .finish = avx512_vnni_path().finish,
       .finish_halves = avx512_vnni_path().finish_halves,

@@ -84,23 +84,13 @@ void finish_columns(const qfuse::Epilogue& e, const void* sums, int64_t row, int
 void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows, int64_t column,
             int64_t columns) {
   const auto* from = static_cast<const int32_t*>(sums);
-  const auto quantize = quantizing(e);
+  const bool quantized = with_step(e, [&]<class Step>() {
+    quantize_all<Step>(e, from, row, rows, column, columns);
+    return true;
+  });
+  if (quantized) return;
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
-    switch (quantize) {
-      case Quantizing::sums:
-        return quantize_columns<Vectors, NoStep>(e, from + first, row, rows, column + first, count);
-      case Quantizing::plus_s8:
-        return quantize_columns<Vectors, Addend<qfuse::Element::s8>>(e, from + first, row, rows,
-                                                                     column + first, count);
-      case Quantizing::plus_u8:
-        return quantize_columns<Vectors, Addend<qfuse::Element::u8>>(e, from + first, row, rows,
-                                                                     column + first, count);
-      case Quantizing::hardswish:
-        return quantize_columns<Vectors, HardSwish>(e, from + first, row, rows, column + first,
-                                                    count);
-      case Quantizing::other:
-        return finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
-    }
+    finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
   });
 }
 

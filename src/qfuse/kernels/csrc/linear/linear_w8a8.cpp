@@ -156,12 +156,24 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
   const auto work = [&](int64_t begin, int64_t end) {
     const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));
     int32_t* second = sums.as<int32_t>() + tile_rows * kBlock;
+    const bool at_once = p.path.multiply_quantized && size.halves == 1 && !rows_outer;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t strip = rows_outer ? i / blocks : i % strips;
       const int64_t block = rows_outer ? i % blocks : i / strips;
       const int64_t row = first + strip * tile_rows;
       const int64_t rows = std::min(tile_rows, first + count - row);
       const int64_t columns = std::min(kBlock, size.columns() - block * kBlock);
+      if (at_once) {
+        // Strips of the same block.
+        const int64_t together = std::min(end, (block + 1) * strips) - i;
+        const Tile tile{a.data + row * a.ld, a.ld, a.flip,
+                        std::min(together * tile_rows, first + count - row), p.w + block * block_bytes,
+                        size.groups(), columns};
+        if (p.path.multiply_quantized(tile, epilogue, row, block * kBlock)) {
+          i += together - 1;
+          continue;
+        }
+      }
       const auto multiply = [&](int64_t b, int32_t* to) {
         p.path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, p.w + b * block_bytes,
                          size.groups(), columns},

@@ -109,11 +109,11 @@ QFUSE_INLINE bool stays_small(const qfuse::Quantizer& q, const AffineColumns<Typ
   return small;
 }
 
-template <qfuse::Element Type, int Vectors, bool Signed, bool Zero>
+template <qfuse::Element Type, int Vectors, bool Zero>
 QFUSE_INLINE void requantize_small(const qfuse::StoredRows& r, const AffineColumns<Type, Vectors>& c,
                                    int64_t count) {
   const qfuse::Epilogue& e = *r.epilogue;
-  const ClampedStore<Vectors, Signed> store(e.quantizer);
+  const ClampedStore<Vectors> store(e.quantizer, e.out_type);
   const float factor = e.quantizer.factor;
   auto* out = static_cast<int8_t*>(e.out) + c.column;
   for (int64_t i = 0; i < count; ++i, out += e.out_ld) {
@@ -145,13 +145,8 @@ void requantize_affine(const qfuse::StoredRows& r, const Affine& by, int64_t cou
 #if defined(__AVX512BW__)
   if constexpr (Type != qfuse::Element::f32 && (Vectors == 2 || Vectors == 4)) {
     if (stays_small(q, c)) {
-      const bool is_signed = e.out_type == qfuse::Element::s8;
-      if (has_zero(c)) {
-        return is_signed ? requantize_small<Type, Vectors, true, true>(r, c, count)
-                         : requantize_small<Type, Vectors, false, true>(r, c, count);
-      }
-      return is_signed ? requantize_small<Type, Vectors, true, false>(r, c, count)
-                       : requantize_small<Type, Vectors, false, false>(r, c, count);
+      if (has_zero(c)) return requantize_small<Type, Vectors, true>(r, c, count);
+      return requantize_small<Type, Vectors, false>(r, c, count);
     }
   }
 #endif
