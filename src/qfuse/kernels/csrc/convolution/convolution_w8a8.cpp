@@ -33,9 +33,17 @@ struct Part {
   int64_t k;       // taps * channels of a group
   int64_t depth;   // groups of four k
   int64_t weight;  // offset of the phase in a block, in groups of four k
-  int64_t panel;   // rows of a panel
+  int64_t tile;    // rows of a tile
   int64_t panels;
   int64_t first;   // index of the first unit
+
+  // Panels have an equal number of tiles, or one more: threads with as many panels have about as
+  // much to do.
+  int64_t row_of_panel(int64_t i) const { return std::min(tiles() * i / panels * tile, rows); }
+  int64_t most_rows() const {
+    return std::min((tiles() + panels - 1) / panels * tile, rows);
+  }
+  int64_t tiles() const { return (rows + tile - 1) / tile; }
 };
 
 // Where the rows of a patch matrix are.
@@ -78,17 +86,17 @@ struct Problem {
 
 int64_t groups_of(int64_t k) { return (k + kGroup - 1) / kGroup; }
 
-// Rows of a panel: as many as stay in the cache, but fewer if threads would have nothing to do.
-int64_t rows_of_panel(const Problem& p, int64_t rows, int64_t k) {
+// Panels of as many rows as stay in the cache, but more if threads would have nothing to do.
+int64_t panels_of(const Problem& p, int64_t rows, int64_t k) {
   const int64_t tile = p.path.tile_rows(rows);
   const int64_t fit = kPanelBytes / std::max<int64_t>(k, 1) / tile * tile;
   const int64_t most = std::max(tile, std::min(fit, std::max(tile, kPanelRows)));
-  const int64_t enough = kPanelsPerThread * at::get_num_threads();
+  const int64_t threads = at::get_num_threads();
   const int64_t columns = p.blocks * p.g.groups;
-  const int64_t panels =
-      std::max((rows + most - 1) / most, std::min((enough + columns - 1) / columns, rows / tile));
-  const int64_t even = (rows + panels - 1) / panels;
-  return (even + tile - 1) / tile * tile;
+  const int64_t enough = (kPanelsPerThread * threads + columns - 1) / columns;
+  const int64_t panels = std::max((rows + most - 1) / most, std::min(enough, rows / tile));
+  const int64_t even = columns % threads == 0 ? panels : (panels + threads - 1) / threads * threads;
+  return std::max<int64_t>(1, std::min(even, (rows + tile - 1) / tile));
 }
 
 int64_t depth_of(const Geometry& g) {
@@ -118,9 +126,9 @@ Problem::Problem(const Int8Operands& o, const Geometry& geometry, const Path& us
     const int64_t k = phase.taps() * c;
     const int64_t rows = phase.pixels() * g.images;
     if (rows > 0) {
-      const int64_t panel = rows_of_panel(*this, rows, k);
-      const int64_t panels = (rows + panel - 1) / panel;
-      parts.push_back({phase, rows, k, groups_of(k), weight, panel, panels, units});
+      const int64_t panels = panels_of(*this, rows, k);
+      parts.push_back(
+          {phase, rows, k, groups_of(k), weight, path.tile_rows(rows), panels, units});
       units += panels * g.groups * blocks;
     }
     weight += groups_of(k);
@@ -199,8 +207,9 @@ class Worker {
     unit -= part.first;
     const int64_t block = unit % p_.blocks;
     const int64_t group = unit / p_.blocks % p_.g.groups;
-    const int64_t first = unit / p_.blocks / p_.g.groups * part.panel;
-    const int64_t rows = std::min(part.panel, part.rows - first);
+    const int64_t panel = unit / p_.blocks / p_.g.groups;
+    const int64_t first = part.row_of_panel(panel);
+    const int64_t rows = part.row_of_panel(panel + 1) - first;
     if (&part != known_.part || first != known_.first || group != known_.group) {
       matrix_ = read(part, first, rows, group);
       known_ = {&part, first, group};
@@ -217,7 +226,7 @@ class Worker {
 
   static int64_t panel_rows(const Problem& p) {
     int64_t most = 0;
-    for (const Part& part : p.parts) most = std::max(most, std::min(part.panel, part.rows));
+    for (const Part& part : p.parts) most = std::max(most, part.most_rows());
     return most;
   }
 
@@ -237,7 +246,7 @@ class Worker {
   static int64_t panel_bytes(const Problem& p) {
     int64_t most = 0;
     for (const Part& part : p.parts) {
-      most = std::max(most, std::min(part.panel, part.rows) * part.depth * kGroup);
+      most = std::max(most, part.most_rows() * part.depth * kGroup);
     }
     return p.direct ? 0 : most + kPanelSlack;
   }
@@ -339,7 +348,7 @@ class Worker {
 void run(const Problem& p) {
   int64_t cycles = 0;
   for (const Part& part : p.parts) {
-    const int64_t unit = (part.depth + 8) * 4 * std::max<int64_t>(std::min(part.panel, part.rows), 3);
+    const int64_t unit = (part.depth + 8) * 4 * std::max<int64_t>(part.most_rows(), 3);
     cycles = std::max(cycles, unit + 200);
   }
   at::parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
