@@ -11,11 +11,10 @@ from typing import Any
 import click
 
 import qfuse
-from qfuse.cli.console import show_progress
-from qfuse.cli.request import float_dtype_of, model_options, prepared_model, read_request
+from qfuse.cli.request import model_options, read_request, ready_model
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
-from qfuse.zoo.resolve import load_model, working_folder_importable
+from qfuse.zoo.resolve import working_folder_importable
 
 
 @click.command("bisect")
@@ -46,20 +45,15 @@ def bisect_command(
     """
     differs = None if predicate is None else _function(predicate)
     request = read_request(given, Check.PIPELINE.value)
-    loaded = load_model(request.model, request.sizes)
-    with show_progress() as say:
-        model, args, kwargs, shapes = prepared_model(request, loaded, say)
+    with ready_model(request) as ready:
         result = qfuse.bisect(
-            model,
-            args,
-            kwargs,
+            ready.model,
+            ready.args,
+            ready.kwargs,
             differs=differs,
             rtol=rtol,
             atol=atol,
-            dynamic_shapes=shapes,
-            float_dtype=float_dtype_of(request),
-            options=request.options,
-            progress=say,
+            **ready.settings,
         )
     click.echo(str(result))
     if save_plan is not None and result.plan is not None:
