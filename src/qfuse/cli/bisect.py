@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import qfuse
 from qfuse.cli.request import model_options, read_request, ready_model
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
-from qfuse.zoo.resolve import working_folder_importable
+from qfuse.zoo.user_code import imported
 
 
 @click.command("bisect")
@@ -63,15 +62,11 @@ def bisect_command(
 
 def _function(text: str) -> Callable[[Any, Any], bool]:
     """Import a predicate; modules in the working folder are found, as with ``python -m``."""
-    module, _, name = text.partition(":")
-    fix = "write module:function, and run in the folder that holds the module"
+    module, _, name = text.rpartition(":")
+    fix = "write module:function or file.py:function"
     if not module or not name:
         raise OptionsError(f"--predicate {text!r} is incomplete", fix=fix)
-    try:
-        with working_folder_importable():
-            found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise OptionsError(f"--predicate {text!r} cannot be imported: {error}", fix=fix) from error
-    if not callable(found):
-        raise OptionsError(f"--predicate {text!r} is not a function", fix=fix)
-    return found  # type: ignore[no-any-return]
+    with imported(module, name, "say whether two results differ") as found:
+        if not callable(found):
+            raise OptionsError(f"--predicate {text!r} is not a function", fix=fix)
+        return found
