@@ -16,7 +16,7 @@ import qfuse
 from qfuse import kernels
 from qfuse.ir.errors import CompiledModelError, InputError, ModelFileError
 from qfuse.ir.events import Noted
-from qfuse.kernels import build
+from qfuse.kernels import build, library_key
 from qfuse.saving import load
 from qfuse.saving.container import open_file, write_file
 from qfuse.targets import Target
@@ -217,10 +217,16 @@ def rewritten(path: Path, **changes: Any) -> Path:
         ({"machine": "linux sparc"}, "a machine of the kind linux sparc"),
         (
             {"kernels": {"key": "0" * 64, "name": "k.so", "compiler": "", "sha256": ""}},
-            "with other kernels",
+            rf"(?s)another build of qfuse {qfuse.__version__}, with other kernels \(000000000000, here "
+            rf"{library_key()[:12]}\)(?!.*install)",
+        ),
+        (
+            {"qfuse": "0.0.7", "kernels": {"key": "0" * 64}},
+            rf"(?s)saved by qfuse 0\.0\.7, and qfuse {qfuse.__version__} has other kernels"
+            r".*do: save the model again with this version, or install qfuse 0\.0\.7",
         ),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=["torch", "machine", "build", "version"],
 )
 def test_code_for_elsewhere_is_refused(
     path: Path, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
