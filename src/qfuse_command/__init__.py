@@ -1,7 +1,7 @@
 """The console script: what needs no torch is answered without importing it.
 
 Importing torch takes seconds, and most modules of ``qfuse`` need it, so this is a package of its
-own: the version, the list of commands, and ``diff``. :mod:`qfuse.cli` has everything else.
+own: the version, the list of commands, ``diff`` and ``plan``. :mod:`qfuse.cli` has everything else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ APART: Mapping[str, str] = MappingProxyType(
 
 
 without_torch = False
-"""Whether the process compares reports: ``import qfuse`` has the names then that need no torch."""
+"""Whether the process compares files: ``import qfuse`` has the names then that need no torch."""
 
 
 def console_main() -> None:
@@ -64,6 +64,11 @@ def console_main() -> None:
             from qfuse_command.diff import diff_command  # noqa: PLC0415
 
             diff_command(arguments, prog_name="qfuse diff")
+        case ["plan", *arguments]:
+            without_torch = True
+            from qfuse_command.plan import plan_command  # noqa: PLC0415
+
+            plan_command(arguments, prog_name="qfuse plan")
         case _:
             from qfuse.cli import main  # noqa: PLC0415
 

@@ -21,7 +21,7 @@ from qfuse.cli.latency import measure_latency
 from qfuse.cli.machine import build_kernels_command, doctor_command
 from qfuse.cli.options import check_writable
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
-from qfuse.cli.plans import plan_command, plan_options
+from qfuse.cli.plans import plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.repro import repro_command
 from qfuse.cli.request import Request, model_options, read_request, ready_model
@@ -30,6 +30,7 @@ from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
 from qfuse_command.diff import diff_command
+from qfuse_command.plan import plan_command
 
 
 class _Group(click.Group):
