@@ -147,6 +147,10 @@ def test_a_json_report_on_standard_output_stays_parsable() -> None:
         (("compile", "bert", "--html=."), "--html . is a folder"),
         (("compile", "bert", "--trace=."), "--trace . is a folder"),
         (("explain", "bert", "--trace=trace.json"), "No such option"),
+        (("compile", "bert", "--save-plan=no/p.json"), "--save-plan no/p.json lies in a folder"),
+        (("bisect", "bert", "--atol=1", "--save-plan=no/p"), "--save-plan no/p lies in a folder"),
+        (("accuracy", "bert", "--json=."), "--json . is a folder"),
+        (("accuracy", "bert", "--plot=no/p.svg"), "--plot no/p.svg lies in a folder"),
     ],
     ids=str,
 )

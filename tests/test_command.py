@@ -16,7 +16,7 @@ from qfuse.cost import CostProfile
 from qfuse.plans import PlanData, Site
 from qfuse.report import Report
 from qfuse.targets import Target
-from qfuse_command import overview
+from qfuse_command import COMMANDS, overview
 
 
 def answer(*arguments: str, code: int = 0) -> str:
@@ -28,7 +28,9 @@ def answer(*arguments: str, code: int = 0) -> str:
         "from qfuse_command import console_main\n"
         "console_main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -66,6 +68,15 @@ def test_two_plans_are_compared_without_torch(tmp_path: Path) -> None:
     Path(files[1]).write_text("{}")
     assert answer("plan", "diff", *files, code=2) == "False\n"
     assert answer("plan", "-h").startswith("Usage: qfuse plan [OPTIONS] COMMAND [ARGS]...\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_begins_with_what_the_overview_says(name: str) -> None:
+    command = main.commands[name]
+    text = " ".join(CliRunner().invoke(main, [name, "-h"]).output.split())
+
+    assert (command.help or "").split("\n\n")[0] == COMMANDS[name]
+    assert f"{COMMANDS[name]} " in text
 
 
 def test_the_overview_is_the_help_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

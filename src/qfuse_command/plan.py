@@ -10,14 +10,12 @@ import click
 from qfuse.ir.errors import QfuseError
 from qfuse.plans.diff import diff_plans
 from qfuse.plans.read import read_plan
+from qfuse_command import COMMANDS, HELP_NAMES
 
 _DIFFERENT, _BAD_INPUT = 1, 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
-
-@click.group("plan", context_settings={"help_option_names": ["-h", "--help"]})
-def plan_command() -> None:
-    """Work with plans that `qfuse compile --save-plan` wrote."""
+plan_command = click.Group("plan", help=COMMANDS["plan"], context_settings=HELP_NAMES)
 
 
 @plan_command.command("diff")

@@ -10,13 +10,15 @@ from typing import Any
 import click
 
 import qfuse
+from qfuse.cli.options import check_writable
 from qfuse.cli.request import model_options, read_request, ready_model
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
 from qfuse.zoo.user_code import imported
+from qfuse_command import listed_command
 
 
-@click.command("bisect")
+@listed_command("bisect")
 @model_options
 @click.option("--atol", type=float, help="absolute tolerance: a greater difference is one")
 @click.option("--rtol", type=float, help="relative tolerance, likewise")
@@ -38,10 +40,11 @@ def bisect_command(
     save_plan: Path | None,
     **given: Any,
 ) -> None:
-    """Find the rewrite, the kernel or the backend that makes compiled MODEL differ.
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file.
 
     The exit code is 1 if it differs, and 0 if it does not.
     """
+    check_writable(save_plan, "--save-plan")
     differs = None if predicate is None else _function(predicate)
     request = read_request(given, Check.PIPELINE.value)
     with ready_model(request) as ready:

@@ -29,6 +29,7 @@ from qfuse.ir.errors import StrictError
 from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
+from qfuse_command import HELP_NAMES, listed_command
 from qfuse_command.diff import diff_command
 from qfuse_command.plan import plan_command
 
@@ -48,7 +49,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings=HELP_NAMES)
 @click.version_option(qfuse.__version__, prog_name="qfuse")
 @click.option("-v", "--verbose", is_flag=True, help="show what is logged")
 @click.pass_context
@@ -77,7 +78,7 @@ def _logging(level: int) -> Iterator[None]:
         log.propagate = before[1]
 
 
-@main.command("compile")
+@listed_command("compile")
 @model_options
 @click.option(
     "--check",
@@ -100,8 +101,9 @@ def compile_command(
     output: str | None,
     **given: Any,
 ) -> None:
-    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file."""
     check_writable(output, "--output")
+    check_writable(given["save_plan"], "--save-plan")
     request = read_request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
     with _reported(request, pages), ready_model(request) as ready:
@@ -134,11 +136,11 @@ def compile_command(
         out.print(str(fast.plan), markup=False, highlight=False)
 
 
-@main.command("explain")
+@listed_command("explain")
 @model_options
 @page_options
 def explain_command(report_html: str | None, lint: bool, **given: Any) -> None:
-    """Print the report of compiling MODEL, without compiling it."""
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file."""
     request = read_request(given, Check.OFF.value)
     pages = PageRequest.of(report_html)
     with (
@@ -177,8 +179,10 @@ _COMMANDS = (
     accuracy_command,
     bisect_command,
     build_kernels_command,
+    compile_command,
     diff_command,
     doctor_command,
+    explain_command,
     lint_command,
     plan_command,
     repro_command,
