@@ -20,6 +20,7 @@ from qfuse.kernels import build, library_key
 from qfuse.saving import load
 from qfuse.saving.container import open_file, write_file
 from qfuse.targets import Target
+from qfuse.zoo import recipes
 
 
 @dataclass
@@ -200,6 +201,17 @@ def test_deepcopy_of_a_loaded_model(path: Path) -> None:
         assert again(x, out=out).parts[0]["calls"].item() == count
     assert twin(x, out=out).parts[0]["calls"].item() == 1
     assert twin.report is again.report
+
+
+def test_a_sequence_of_quantized_layers(tmp_path: Path) -> None:
+    """The names of its constants begin with a digit."""
+    x = torch.randn(4, 32)
+    model = recipes.quantize(
+        nn.Sequential(nn.Linear(32, 16), nn.ReLU()), "w8a8-dynamic", (x,)
+    ).model
+    made = qfuse.compile(model, (x,), options={"backend": "eager"})
+    made.save(tmp_path / "model.qfuse")
+    assert torch.equal(qfuse.load(tmp_path / "model.qfuse")(x), made(x))
 
 
 def rewritten(path: Path, **changes: Any) -> Path:
