@@ -30,7 +30,7 @@ def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> Non
 
 
 def check_replaceable(path: str | Path, kind: type[QfuseError] = OptionsError) -> None:
-    """Refuse a path that :func:`check_folder` refuses, or that is no file but a device or a pipe.
+    """Refuse a path that :func:`check_folder` refuses, or that is a device or a pipe.
 
     For files that are written beside their place and moved there: root would replace a device.
 
