@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from qfuse import session
+from qfuse.capture import capture
 from qfuse.cli import main
 
 MODEL = "tests.test_cli_pages:model"
@@ -38,6 +41,10 @@ def test_explain_writes_a_page_without_times(tmp_path: Path) -> None:
     assert '"total":null' in text
 
 
+def stages(report: Any) -> set[str]:
+    return {event["stage"] for event in report["events"] if event["kind"] == "noted"}
+
+
 def clipping() -> object:
     import torch  # noqa: PLC0415 - this function is what the command line calls
     from torch.nn.functional import linear  # noqa: PLC0415
@@ -49,16 +56,42 @@ def clipping() -> object:
 
 
 @pytest.mark.export
-def test_explain_says_what_the_lint_finds(tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    found = run("explain", "tests.test_cli_pages:clipping", f"--html={page}")
-    without = run("explain", "tests.test_cli_pages:clipping", "--no-lint")
+@pytest.mark.parametrize("command", [("explain",), ("compile", *EAGER)], ids=lambda c: c[0])
+def test_the_page_says_what_the_lint_finds(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captures = 0
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal captures
+        captures += 1
+        return capture(*given, **named)
+
+    monkeypatch.setattr(session, "capture", counted)
+    page, other, data = (tmp_path / name for name in ("page.html", "other.html", "data.json"))
+    words = (*command, "tests.test_cli_pages:clipping")
+    found = run(*words, f"--html={page}", f"--json={data}")
+    needed = captures
+    without = run(*words, f"--html={other}", "--no-lint")
 
     assert found.exit_code == without.exit_code == 0, found.output + without.output
+    assert needed == 1
     assert "clipped-range: " in found.output
     assert "do: calibrate with inputs like these" in found.output
     assert "do: calibrate" not in without.output
     assert "calibrate with inputs like these" in page.read_text()
+    assert "calibrate with inputs like these" not in other.read_text()
+    assert "clipped-range" in {
+        event.get("stage") for event in json.loads(data.read_text())["events"]
+    }
+
+
+@pytest.mark.export
+def test_a_compilation_without_a_page_does_not_look_for_findings() -> None:
+    result = run("compile", "tests.test_cli_pages:clipping", *EAGER)
+
+    assert result.exit_code == 0, result.output
+    assert "clipped-range" not in result.output
 
 
 def without_a_kernel() -> object:
@@ -81,7 +114,10 @@ def test_strict_writes_the_report_before_it_fails(command: tuple[str, ...], tmp_
     assert result.exit_code == 1
     assert "does not run on a quantized kernel" in result.output
     assert page.read_text().startswith("<!DOCTYPE html>")
-    assert json.loads(data.read_text())["actions"]
+    report = json.loads(data.read_text())
+    assert report["actions"]
+    # What the lint warns of too.
+    assert "weight-axis" in stages(report)
 
 
 @pytest.mark.export
@@ -111,6 +147,10 @@ def test_a_json_report_on_standard_output_stays_parsable() -> None:
         (("compile", "bert", "--html=."), "--html . is a folder"),
         (("compile", "bert", "--trace=."), "--trace . is a folder"),
         (("explain", "bert", "--trace=trace.json"), "No such option"),
+        (("compile", "bert", "--save-plan=no/p.json"), "--save-plan no/p.json lies in a folder"),
+        (("bisect", "bert", "--atol=1", "--save-plan=no/p"), "--save-plan no/p lies in a folder"),
+        (("accuracy", "bert", "--json=."), "--json . is a folder"),
+        (("accuracy", "bert", "--plot=no/p.svg"), "--plot no/p.svg lies in a folder"),
     ],
     ids=str,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from click.testing import CliRunner
 
 import qfuse
 from qfuse.cli import main, plugins
+from qfuse.cost import CostProfile
+from qfuse.plans import PlanData, Site
 from qfuse.report import Report
-from qfuse_command import overview
+from qfuse.targets import Target
+from qfuse_command import COMMANDS, overview
 
 
-def answer(*arguments: str) -> str:
-    """What the console script prints, and whether it imported torch."""
+def answer(*arguments: str, code: int = 0) -> str:
+    """What the console script prints before it exits with ``code``, and whether it imported torch."""
     script = (
         "import sys, atexit\n"
         f"sys.argv = ['qfuse', *{arguments!r}]\n"
@@ -25,8 +29,10 @@ def answer(*arguments: str) -> str:
         "console_main()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
     return done.stdout
 
 
@@ -43,6 +49,34 @@ def test_two_reports_are_compared_without_torch(tmp_path: Path) -> None:
 
     assert answer("diff", str(file), str(file)) == "not worse\nFalse\n"
     assert answer("diff", "-h").startswith("Usage: qfuse diff [OPTIONS] BEFORE AFTER\n")
+
+
+def test_two_plans_are_compared_without_torch(tmp_path: Path) -> None:
+    target = Target.for_testing()
+    one = PlanData({"qfuse": "1"}, target, CostProfile.pinned(), sites=(Site("optimize/a@x"),))
+    other = replace(one, sites=(), target=replace(target, threads=4))
+    files = [str(tmp_path / name) for name in ("one.json", "other.json")]
+    for plan, file in zip((one, other), files, strict=True):
+        plan.save(file)
+
+    assert answer("plan", "diff", files[0], files[0]).splitlines() == [
+        "the plans make the same decisions", "False",
+    ]  # fmt: skip
+    assert answer("plan", "diff", *files, code=1).splitlines() == [
+        "~ target threads: 2 -> 4", "- site optimize/a@x", "False",
+    ]  # fmt: skip
+    Path(files[1]).write_text("{}")
+    assert answer("plan", "diff", *files, code=2) == "False\n"
+    assert answer("plan", "-h").startswith("Usage: qfuse plan [OPTIONS] COMMAND [ARGS]...\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_begins_with_what_the_overview_says(name: str) -> None:
+    command = main.commands[name]
+    text = " ".join(CliRunner().invoke(main, [name, "-h"]).output.split())
+
+    assert (command.help or "").split("\n\n")[0] == COMMANDS[name]
+    assert f"{COMMANDS[name]} " in text
 
 
 def test_the_overview_is_the_help_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from qfuse.ir.errors import (
     TrainingError,
 )
 
-# `qfuse diff` compares two JSON files, and reads the package without torch.
+# `qfuse diff` and `qfuse plan diff` compare two JSON files, and read the package without torch.
 if not getattr(_sys.modules.get("qfuse_command"), "without_torch", False):
     from qfuse.api import CompiledModel, compile, explain, load  # noqa: A004 - the field's word
     from qfuse.exported import optimize  # a stage has this name too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Options
 from qfuse.pipeline import Pipeline, Plan
-from qfuse.plans import read_plan
+from qfuse.plans import PlanData, read_plan
 from qfuse.profile import Profile, profile_plan
 from qfuse.replay import planned_options
 from qfuse.report import Report
@@ -117,27 +118,20 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
             one name.
     """
-    wanted = None if plan is None else read_plan(plan)
-    if wanted is not None:
-        options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
-    session = Session.start(target, check, float_dtype, options, progress, measure=measure)
-    with TRACING, limited_threads(session.options.threads):
-        captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-        with as_captured():
-            with session.timed("plan"):
-                made = session.plan(captured, inputs, wanted)
-            session.keep_times()
-            if strict:
-                require_quantized(session.report(made, None))
-            with session.timed("compile"):
-                runner = made.compile(
-                    str(session.options.backend), session.backend_options(), session.progress
-                )
-            runner = made.confirm(runner, inputs)
-    module = CompiledModule(made.lowered.signature, runner, session.options.threads)
-    report = session.report(made, runner.backend)
-    log_report(report)
-    return CompiledModel(module, made, report, kept_examples(inputs))
+    with captured_model(
+        model,
+        args,
+        kwargs,
+        dynamic_shapes=dynamic_shapes,
+        target=target,
+        check=check,
+        float_dtype=float_dtype,
+        options=options,
+        progress=progress,
+        measure=measure,
+        plan=plan,
+    ) as captured:
+        return captured.compile(strict=strict)
 
 
 def load(
@@ -184,7 +178,7 @@ def explain(  # noqa: PLR0913 - one keyword per option
 
     Arguments and errors are those of :func:`compile`.
     """
-    return plan(
+    with captured_model(
         model,
         args,
         kwargs,
@@ -193,11 +187,70 @@ def explain(  # noqa: PLR0913 - one keyword per option
         float_dtype=float_dtype,
         options=options,
         progress=progress,
-        strict=strict,
-    )[1]
+    ) as captured:
+        return captured.plan(strict=strict)[1]
 
 
-def plan(  # noqa: PLR0913 - one keyword per option
+@dataclass(frozen=True, slots=True)
+class CapturedModel:
+    """A captured model: plans, reports, compiled models and analyses are made from one capture.
+
+    Attributes:
+        session: The request.
+        graph: The captured graph, which is never changed.
+        inputs: Its flat example inputs.
+        wanted: The saved plan that is replayed, if one is.
+    """
+
+    session: Session
+    graph: CapturedGraph
+    inputs: list[torch.Tensor]
+    wanted: PlanData | None = None
+
+    def plan(self, *, strict: bool = False) -> tuple[Plan, Report]:
+        """Plan without compiling.
+
+        Raises:
+            StrictError: ``strict`` is set, and a quantized op runs in float.
+        """
+        with self.session.timed("plan"):
+            made = self.session.pipeline().plan(self.graph, self.inputs)
+        report = self.session.report(made, None)
+        if strict:
+            require_quantized(report)
+        return made, report
+
+    def compile(self, *, strict: bool = False) -> CompiledModel:
+        """Plan and compile; errors are those of :func:`compile`."""
+        session = self.session
+        with session.timed("plan"):
+            made = session.plan(self.graph, self.inputs, self.wanted)
+        session.keep_times()
+        if strict:
+            require_quantized(session.report(made, None))
+        with session.timed("compile"):
+            runner = made.compile(
+                str(session.options.backend), session.backend_options(), session.progress
+            )
+        runner = made.confirm(runner, self.inputs)
+        module = CompiledModule(made.lowered.signature, runner, session.options.threads)
+        report = session.report(made, runner.backend)
+        log_report(report)
+        return CompiledModel(module, made, report, kept_examples(self.inputs))
+
+    def pipeline(self) -> Pipeline:
+        """Return a pipeline for analyses, which times nothing on this machine."""
+        # Times of its own: those of the session are recorded in the plan.
+        return replace(self.session, measures=False, times=None).pipeline()
+
+    def say(self, step: str) -> None:
+        """Tell the user which step begins."""
+        if self.session.progress is not None:
+            self.session.progress(step)
+
+
+@contextmanager
+def captured_model(  # noqa: PLR0913 - one keyword per option
     model: Module | ExportedProgram,
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -208,40 +261,18 @@ def plan(  # noqa: PLR0913 - one keyword per option
     float_dtype: torch.dtype | None = None,
     options: Options | Mapping[str, Any] | None = None,
     progress: Callable[[str], None] | None = None,
-    strict: bool = False,
-) -> tuple[Plan, Report]:
-    """Plan as :func:`compile` does, without compiling; arguments and errors are the same."""
-    session = Session.start(target, check, float_dtype, options, progress)
-    with TRACING, limited_threads(session.options.threads):
-        captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-        with as_captured(), session.timed("plan"):
-            made = session.pipeline().plan(captured, inputs)
-    report = session.report(made, None)
-    if strict:
-        require_quantized(report)
-    return made, report
+    measure: bool = False,
+    plan: str | Path | Mapping[str, Any] | None = None,
+) -> Iterator[CapturedModel]:
+    """Capture a model once, for all that the block makes of it.
 
-
-@contextmanager
-def planning(  # noqa: PLR0913 - one keyword per option
-    model: Module | ExportedProgram,
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dynamic_shapes: Any = None,
-    target: Target | None = None,
-    options: Options | Mapping[str, Any] | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> Iterator[tuple[Pipeline, CapturedGraph, list[torch.Tensor]]]:
-    """Capture a model, for analyses; other threads compile when the block is left.
-
-    Arguments and errors are those of :func:`compile`.
-
-    Yields:
-        The pipeline that compiles the model, the captured graph, and its flat example inputs.
+    Other threads compile when the block is left. Arguments and errors are those of :func:`compile`.
     """
-    session = Session.start(target, "off", None, options, progress)
+    wanted = None if plan is None else read_plan(plan)
+    if wanted is not None:
+        options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
+    session = Session.start(target, check, float_dtype, options, progress, measure=measure)
     with TRACING, limited_threads(session.options.threads):
-        captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
+        graph, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():
-            yield session.pipeline(), captured, inputs
+            yield CapturedModel(session, graph, inputs, wanted)

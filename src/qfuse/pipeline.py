@@ -11,13 +11,13 @@ import torch
 from qfuse.backends import Backend, BackendOptions, Runner, compile_claimed, compile_graph
 from qfuse.cost.model import CostModel
 from qfuse.extensions import Extension
-from qfuse.ir.errors import RULE_ERRORS, BackendError, CaptureError, CheckError, OptionsError
+from qfuse.ir.errors import RULE_ERRORS, BackendError, CheckError, OptionsError
 from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph, StageGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.quant.spec import dtype_name
-from qfuse.ir.signature.run import run_flat
+from qfuse.ir.signature.run import run_flat, running_examples
 from qfuse.ir.signature.strides import with_measured_strides
 from qfuse.ir.stages.verify import verify
 from qfuse.kernels import KernelLibrary
@@ -332,14 +332,8 @@ class Pipeline:
         return Plan(lowered, reference, backends, tuple(recorder.stages), data)
 
     def _measure(self, captured: CapturedGraph, inputs: Sequence[torch.Tensor]) -> ModelCheck:
-        try:
+        with running_examples():
             return ModelCheck.measure(captured, inputs, self.float_dtype)
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            what, _, _ = str(error).partition("\n\nWhile executing")
-            raise CaptureError(
-                f"the model does not run on its example inputs: {what.strip()}",
-                fix="check that model(*args, **kwargs) runs with these dtypes, shapes and values",
-            ) from error
 
     def _say(self, step: str) -> None:
         if self.progress is not None:

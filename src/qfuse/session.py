@@ -74,6 +74,8 @@ class Session:
     times: Times | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     model: str = ""
+    notes: list[Noted] = field(default_factory=list)
+    """What analyses of the captured model found; reports have them as their last events."""
 
     @classmethod
     def start(
@@ -254,7 +256,7 @@ class Session:
                     warn=True,
                 )
             )
-        return Report(tuple(events), facts, plan.stages, live_bytes(plan.lowered.graph))
+        return Report((*events, *self.notes), facts, plan.stages, live_bytes(plan.lowered.graph))
 
 
 def cost_profile(

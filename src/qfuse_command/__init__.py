@@ -1,19 +1,21 @@
 """The console script: what needs no torch is answered without importing it.
 
 Importing torch takes seconds, and most modules of ``qfuse`` need it, so this is a package of its
-own: the version, the list of commands, and ``diff``. :mod:`qfuse.cli` has everything else.
+own: the version, the list of commands, ``diff`` and ``plan``. :mod:`qfuse.cli` has everything else.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from types import MappingProxyType
+from typing import Any
 
 import click
 
-__all__ = ["APART", "COMMANDS", "console_main", "overview"]
+__all__ = ["APART", "COMMANDS", "console_main", "listed_command", "overview"]
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -21,10 +23,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "layer.",
         "bisect": "Find the rewrite, the kernel or the backend that makes compiled MODEL differ.",
         "build-kernels": "Compile qfuse's own kernels for this machine, ahead of the first use.",
-        "compile": "Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and "
-        "report.",
-        "diff": "Compare two JSON reports; exit with 1 if the second is worse, with 2 on bad "
-        "input.",
+        "compile": "Compile MODEL, measure it, and print the report.",
+        "diff": "Compare two JSON reports, and say whether the second is worse.",
         "doctor": "Show what this machine supports, what would silently not fuse, and how to fix "
         "it.",
         "explain": "Print the report of compiling MODEL, without compiling it.",
@@ -36,7 +36,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "kernels.",
     }
 )
-"""What each command does, as its help says."""
+"""What each command does: the first sentence of its help."""
 
 APART: Mapping[str, str] = MappingProxyType(
     {
@@ -46,9 +46,11 @@ APART: Mapping[str, str] = MappingProxyType(
 )
 """The commands of qfuse's own benchmark package, which is not part of the wheel."""
 
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+"""Settings of every command."""
 
 without_torch = False
-"""Whether the process compares reports: ``import qfuse`` has the names then that need no torch."""
+"""Whether the process compares files: ``import qfuse`` has the names then that need no torch."""
 
 
 def console_main() -> None:
@@ -64,18 +66,34 @@ def console_main() -> None:
             from qfuse_command.diff import diff_command  # noqa: PLC0415
 
             diff_command(arguments, prog_name="qfuse diff")
+        case ["plan", *arguments]:
+            without_torch = True
+            from qfuse_command.plan import plan_command  # noqa: PLC0415
+
+            plan_command(arguments, prog_name="qfuse plan")
         case _:
             from qfuse.cli import main  # noqa: PLC0415
 
             main(prog_name="qfuse")
 
 
+def listed_command(name: str) -> Callable[[Callable[..., Any]], click.Command]:
+    """Return a decorator that makes a command of :data:`COMMANDS`.
+
+    Its help is the text there, and then the docstring of the function.
+    """
+
+    def make(function: Callable[..., Any]) -> click.Command:
+        text = f"{COMMANDS[name]}\n\n{inspect.getdoc(function)}"
+        return click.command(name, help=text, context_settings=HELP_NAMES)(function)
+
+    return make
+
+
 def overview() -> click.Group:
     """Return a group whose help is that of the command line."""
     text = "Compile quantized PyTorch models, and report what was done and why."
-    group = click.Group(
-        "qfuse", context_settings={"help_option_names": ["-h", "--help"]}, help=text
-    )
+    group = click.Group("qfuse", context_settings=HELP_NAMES, help=text)
     group.params.append(
         click.Option(["--version"], is_flag=True, help="Show the version and exit.")
     )

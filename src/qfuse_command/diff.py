@@ -11,11 +11,12 @@ import click
 from qfuse.ir.errors import OptionsError
 from qfuse.report.data import ReportData, read_report
 from qfuse.report.diff import FACTOR, diff_reports
+from qfuse_command import listed_command
 
 _WORSE, _BAD_INPUT = 1, 2
 
 
-@click.command("diff", context_settings={"help_option_names": ["-h", "--help"]})
+@listed_command("diff")
 @click.argument("before", type=click.Path(path_type=Path))
 @click.argument("after", type=click.Path(path_type=Path))
 @click.option(
@@ -27,7 +28,7 @@ _WORSE, _BAD_INPUT = 1, 2
 )
 @click.option("--json", "as_json", is_flag=True, help="print the difference as JSON")
 def diff_command(before: Path, after: Path, factor: float, as_json: bool) -> None:
-    """Compare two JSON reports; exit with 1 if the second is worse, with 2 on bad input."""
+    """The exit code is 1 if it is worse, 0 if it is not, and 2 if a report cannot be read."""
     try:
         found = diff_reports(_read(before), _read(after), factor)
     except OptionsError as error:

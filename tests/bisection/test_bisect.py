@@ -273,7 +273,7 @@ def test_the_command_names_the_rule_and_exits_with_1(
     assert (same.exit_code, same.stdout.partition("\n")[0]) == (0, "the results do not differ")
     for text, word in (
         ("my_predicate", "is incomplete"),
-        ("my_predicate:none", "cannot be imported"),
+        ("my_predicate:none", "my_predicate has no 'none'"),
     ):
         bad = CliRunner().invoke(main, [*command, f"--predicate={text}"])
         assert bad.exit_code == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from qfuse.ir.errors import ModelFileError, OptionsError
-from qfuse.ir.files import check_folder, write_output
+from qfuse.ir.files import check_folder, check_replaceable, write_output
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
@@ -29,3 +30,15 @@ def test_what_the_system_refuses(tmp_path: Path) -> None:
         write_output(tmp_path / ("x" * 300), "text")
     write_output(str(tmp_path / "file"), "text")
     assert (tmp_path / "file").read_text() == "text"
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    for name in ("pipe", "/dev/null"):
+        with pytest.raises(ModelFileError, match="it is a device or a pipe"):
+            check_replaceable(tmp_path / name, ModelFileError)
+    with pytest.raises(OptionsError, match="there is no folder"):
+        check_replaceable(tmp_path / "no" / "file")
+    for name in ("file", "new", "x" * 300):
+        check_replaceable(tmp_path / name)

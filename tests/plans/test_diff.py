@@ -65,7 +65,7 @@ def test_the_command_exits_with_1_on_a_difference(data: dict[str, Any], tmp_path
     assert differs.exit_code == 1
     assert differs.output.startswith("~ kernel of ")
     wrong = CliRunner().invoke(main, ["plan", "diff", str(one), str(tmp_path / "absent")])
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "cannot be read" in wrong.output
 
 

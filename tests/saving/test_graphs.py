@@ -84,6 +84,14 @@ def test_buffers_in_submodules_and_written_ones() -> None:
     assert torch.equal(again()[0], root.get_parameter("encoder.0.weight"))
 
 
+def test_constants_of_a_sequence_begin_with_a_digit() -> None:
+    root, made = torch.nn.Module(), Graph()
+    root.register_buffer("0_weight_packed", torch.arange(3.0))
+    made.output((made.get_attr("0_weight_packed"),))
+    (found,) = through(GraphModule(root, made))()
+    assert torch.equal(found, torch.arange(3.0))
+
+
 def test_python_functions_are_refused() -> None:
     def twice(x: torch.Tensor) -> torch.Tensor:
         return x + x

@@ -16,10 +16,11 @@ import qfuse
 from qfuse import kernels
 from qfuse.ir.errors import CompiledModelError, InputError, ModelFileError
 from qfuse.ir.events import Noted
-from qfuse.kernels import build
+from qfuse.kernels import build, library_key
 from qfuse.saving import load
 from qfuse.saving.container import open_file, write_file
 from qfuse.targets import Target
+from qfuse.zoo import recipes
 
 
 @dataclass
@@ -202,6 +203,17 @@ def test_deepcopy_of_a_loaded_model(path: Path) -> None:
     assert twin.report is again.report
 
 
+def test_a_sequence_of_quantized_layers(tmp_path: Path) -> None:
+    """The names of its constants begin with a digit."""
+    x = torch.randn(4, 32)
+    model = recipes.quantize(
+        nn.Sequential(nn.Linear(32, 16), nn.ReLU()), "w8a8-dynamic", (x,)
+    ).model
+    made = qfuse.compile(model, (x,), options={"backend": "eager"})
+    made.save(tmp_path / "model.qfuse")
+    assert torch.equal(qfuse.load(tmp_path / "model.qfuse")(x), made(x))
+
+
 def rewritten(path: Path, **changes: Any) -> Path:
     """The same file with another manifest."""
     opened = open_file(path)
@@ -217,10 +229,17 @@ def rewritten(path: Path, **changes: Any) -> Path:
         ({"machine": "linux sparc"}, "a machine of the kind linux sparc"),
         (
             {"kernels": {"key": "0" * 64, "name": "k.so", "compiler": "", "sha256": ""}},
-            "with other kernels",
+            (
+                rf"another build of qfuse {qfuse.__version__}, with other kernels "
+                rf"\(000000000000, here {library_key()[:12]}\)"
+            ),
+        ),
+        (
+            {"qfuse": "0.0.7", "kernels": {"key": "0" * 64}},
+            rf"saved by qfuse 0\.0\.7, and qfuse {qfuse.__version__} has other kernels",
         ),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+    ids=["torch", "machine", "build", "version"],
 )
 def test_code_for_elsewhere_is_refused(
     path: Path, changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
@@ -234,6 +253,8 @@ def test_code_for_elsewhere_is_refused(
         qfuse.load(path)
     assert error.value.where == str(path)
     assert "save the model" in str(error.value.fix)
+    # That version is installed.
+    assert f"install qfuse {qfuse.__version__}" not in str(error.value.fix)
 
 
 def test_code_for_missing_instructions_is_not_used(path: Path) -> None:

@@ -89,6 +89,10 @@ class TestNotes:
             f"embedding: {TABLE}",
         ]
 
+    def test_a_model_that_is_a_linear_shares_nothing_with_itself(self) -> None:
+        result = quantize(nn.Linear(32, 8), "w8a8-dynamic", (torch.randn(2, 32),))
+        assert result.notes == ()
+
     def test_pt2e_names_convolutions_products_and_embeddings(self) -> None:
         model = tiny("whisper-encoder")
         notes = [str(note) for note in quantize(model.module, "w8a8-static", model.args).notes]

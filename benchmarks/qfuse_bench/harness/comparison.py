@@ -17,7 +17,7 @@ import torch
 from qfuse_bench.harness.machine import IdleWait
 from qfuse_bench.harness.measure import Series, measure
 from qfuse_bench.harness.memory import Memory
-from qfuse_bench.harness.process import Job, Worker, WorkerError
+from qfuse_bench.harness.process import Job, Lifeline, Worker, WorkerError
 from qfuse_bench.harness.progress import Watch
 from qfuse_bench.harness.stats import sqnr
 from qfuse_bench.harness.worker import Inputs
@@ -111,13 +111,14 @@ class Comparison:
         reference: str,
         threads: int,
         watch: Watch,
-        start: Callable[[Job, Inputs], Worker] = Worker,
+        start: Callable[[Job, Inputs, Lifeline], Worker] = Worker,
     ) -> None:
         self._inputs = list(inputs)
         self._reference = reference
         self._threads = threads
         self._watch = watch
         self._start = start
+        self._lifeline = Lifeline()
         self._truth: list[torch.Tensor] | None = None
         self._competitors: dict[str, Competitor] = {}
         self._workers: dict[str, Worker] = {}
@@ -126,8 +127,12 @@ class Comparison:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            # Interrupted, perhaps: nobody waits for what they are doing.
+            self._lifeline.cut()
         self.leave(list(self._workers))
+        self._lifeline.cut()
 
     def worker(self, name: str) -> Worker | None:
         """Return the live process of a contender, for other queries than times."""
@@ -141,10 +146,15 @@ class Comparison:
         """
         self._competitors |= {competitor.name: competitor for competitor in competitors}
         with ThreadPoolExecutor(_BUILDERS) as pool:
-            for competitor, built in zip(
-                competitors, pool.map(self._build, competitors), strict=True
-            ):
-                self._admit(competitor.name, built)
+            try:
+                for competitor, built in zip(
+                    competitors, pool.map(self._build, competitors), strict=True
+                ):
+                    self._admit(competitor.name, built)
+            except BaseException:
+                # The pool waits for its threads, and they for builds of minutes.
+                self._lifeline.cut()
+                raise
         if self._truth is None:
             self._truth = self._find_truth()
         for competitor in competitors:
@@ -189,7 +199,7 @@ class Comparison:
         self._watch.say(f"building {competitor.name}")
         job = Job(competitor.factory, competitor.arguments, self._threads)
         try:
-            return self._start(job, self._inputs[0])
+            return self._start(job, self._inputs[0], self._lifeline)
         except WorkerError as error:
             return error
         finally:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 from qfuse_bench.harness.memory import Memory
 from qfuse_bench.harness.worker import Inputs
 
+_WORKER = (sys.executable, "-m", "qfuse_bench.harness.worker")
 _BUILD_SECONDS = 900.0
 _COMMAND_SECONDS = 300.0
 _QUIT_SECONDS = 10.0
@@ -49,6 +51,23 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+class Lifeline:
+    """A pipe that ends its workers, and what they have started, when it is cut.
+
+    The kernel cuts it when this process ends, however that happens.
+    """
+
+    def __init__(self) -> None:
+        self.reading, writing = os.pipe()
+        # The other end stays open: a worker that starts just now reads the end of the file.
+        weakref.finalize(self, os.close, self.reading)
+        self._cut = weakref.finalize(self, os.close, writing)
+
+    def cut(self) -> None:
+        """End the workers, whatever they are doing; a second time does nothing."""
+        self._cut()
+
+
 class Worker:
     """A process with one contender, from its start until :meth:`close`.
 
@@ -58,22 +77,31 @@ class Worker:
         built: Memory after the build; the peak includes compiling.
     """
 
-    def __init__(self, job: Job, example: Inputs) -> None:
+    def __init__(self, job: Job, example: Inputs, lifeline: Lifeline | None = None) -> None:
         """Start the process and wait until the contender is ready.
+
+        Args:
+            job: The contender.
+            example: The inputs that it is built for.
+            lifeline: Ends the process when it is cut; by default one of its own.
 
         Raises:
             WorkerError: It could not be built.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="qfuse-bench-")
+        self._lifeline = lifeline or Lifeline()
         self._files = 0
         self._stderr = Path(self._folder.name) / "stderr"
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "qfuse_bench.harness.worker"],
+                [*_WORKER, str(self._lifeline.reading), self._folder.name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env={**_environment(job.threads), **job.environment},
+                pass_fds=(self._lifeline.reading,),
+                # Of its own, so that its compilers can be ended with it.
+                process_group=0,
                 text=True,
                 encoding="utf-8",
             )
@@ -86,6 +114,7 @@ class Worker:
         try:
             ready = self._ask(spec, _BUILD_SECONDS)
         except BaseException:
+            self._kill()
             self.close()
             raise
         self.facts: dict[str, Any] = ready["facts"]
@@ -96,7 +125,10 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            # Interrupted, perhaps: nobody waits for what it is doing.
+            self._kill()
         self.close()
 
     def time_block(self, calls: int) -> list[float]:
@@ -133,7 +165,7 @@ class Worker:
         try:
             self._process.wait(_QUIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._kill()
             self._process.wait()
         self._process.stdout.close()
         self._folder.cleanup()
@@ -141,7 +173,7 @@ class Worker:
     def _ask(self, command: dict[str, Any], limit: float = _COMMAND_SECONDS) -> dict[str, Any]:
         assert self._process.stdin is not None, "the worker was started with a pipe"
         assert self._process.stdout is not None, "the worker was started with a pipe"
-        watch = threading.Timer(limit, self._process.kill)
+        watch = threading.Timer(limit, self._kill)
         watch.start()
         try:
             self._process.stdin.write(json.dumps(command) + "\n")
@@ -156,6 +188,12 @@ class Worker:
             raise WorkerError(f"not done after {limit:.0f} s" if late else self._why_it_died())
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _kill(self) -> None:
+        """End the process and what it has started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _why_it_died(self) -> str:
         code = self._process.wait()

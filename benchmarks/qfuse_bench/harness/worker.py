@@ -13,7 +13,10 @@ import importlib
 import json
 import os
 import pickle
+import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -138,8 +141,22 @@ def _say(answers: TextIO, answer: dict[str, Any]) -> None:
     answers.flush()
 
 
+def _end_with_parent(lifeline: int, folder: str) -> None:
+    """Wait until the controlling process is gone or cuts the line, and end all of this group.
+
+    A build takes minutes and does not look at stdin, and a compiler knows nothing of either.
+    """
+    os.read(lifeline, 1)
+    # The controlling process, which owns the folder, may have had no time to.
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     """Build what the first line on stdin describes, and serve until stdin ends."""
+    lifeline, folder = sys.argv[1:]
+    given = (int(lifeline), folder)
+    threading.Thread(target=_end_with_parent, args=given, daemon=True).start()
     # Compilers and libraries print to stdout, which would corrupt the protocol.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -14,6 +14,7 @@ from qfuse.bisection.difference import Differs, check_predicate, largest, make_d
 from qfuse.bisection.result import Bisection, Culprit, Origin
 from qfuse.bisection.run import ExampleCall
 from qfuse.bisection.search import RewriteSearch
+from qfuse.ir.signature.run import running_examples
 from qfuse.kernels import KernelLibrary
 from qfuse.options import BuiltinBackend, Options
 from qfuse.pipeline import Plan
@@ -69,7 +70,8 @@ def bisect(  # noqa: PLR0913 - one keyword per option
         captured, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         call = ExampleCall(*examples_of(model, args, kwargs))
         say("running the model")
-        expected = call.run_source(model, captured)
+        with running_examples():
+            expected = call.run_source(model, captured)
         with as_captured():
             own = call.run_graph(captured)
             if judge(own, expected):

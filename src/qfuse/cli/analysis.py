@@ -13,19 +13,18 @@ from qfuse.analysis import Severity
 from qfuse.analysis.placement.table import lint_table
 from qfuse.cli.console import OUT, show_progress
 from qfuse.cli.loading import load_quantized, loading_options
+from qfuse.cli.options import check_writable
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.files import write_output
+from qfuse_command import listed_command
 
 
-@click.command("lint")
+@listed_command("lint")
 @loading_options
 @click.option("--json", "as_json", is_flag=True, help="print the findings as JSON")
 @click.option("--strict", is_flag=True, help="exit with 1 if there are warnings")
 def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
-    """Look for misplaced quantization in MODEL, and say what to change.
-
-    MODEL is a zoo name, module:factory, or a .pt2 file.
-    """
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file."""
     made = load_quantized(**given)
     with show_progress() as say:
         findings = qfuse.lint(made.model, made.args, made.kwargs, progress=say)
@@ -37,7 +36,7 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
         raise click.exceptions.Exit(1)
 
 
-@click.command("accuracy")
+@listed_command("accuracy")
 @loading_options
 @click.option(
     "--batches",
@@ -65,10 +64,9 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
 def accuracy_command(
     batches: int, keep: int, report_json: str | None, plot: Path | None, **given: Any
 ) -> None:
-    """Compare MODEL, quantized with --quantize, with its float model, layer by layer.
-
-    MODEL is a zoo name or module:factory, in float.
-    """
+    """MODEL is a zoo name, module:factory or file.py:factory, in float."""
+    check_writable(report_json, "--json")
+    check_writable(plot, "--plot")
     if given["quantize"] is None:
         raise OptionsError(
             "the accuracy is that of a quantized model against its float model",

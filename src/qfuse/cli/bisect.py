@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Any
 import click
 
 import qfuse
-from qfuse.cli.console import show_progress
-from qfuse.cli.request import float_dtype_of, model_options, prepared_model, read_request
+from qfuse.cli.options import check_writable
+from qfuse.cli.request import model_options, read_request, ready_model
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
-from qfuse.zoo.resolve import load_model, working_folder_importable
+from qfuse.zoo.user_code import imported
+from qfuse_command import listed_command
 
 
-@click.command("bisect")
+@listed_command("bisect")
 @model_options
 @click.option("--atol", type=float, help="absolute tolerance: a greater difference is one")
 @click.option("--rtol", type=float, help="relative tolerance, likewise")
@@ -40,26 +40,22 @@ def bisect_command(
     save_plan: Path | None,
     **given: Any,
 ) -> None:
-    """Find the rewrite, the kernel or the backend that makes compiled MODEL differ.
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file.
 
     The exit code is 1 if it differs, and 0 if it does not.
     """
+    check_writable(save_plan, "--save-plan")
     differs = None if predicate is None else _function(predicate)
     request = read_request(given, Check.PIPELINE.value)
-    loaded = load_model(request.model, request.sizes)
-    with show_progress() as say:
-        model, args, kwargs, shapes = prepared_model(request, loaded, say)
+    with ready_model(request) as ready:
         result = qfuse.bisect(
-            model,
-            args,
-            kwargs,
+            ready.model,
+            ready.args,
+            ready.kwargs,
             differs=differs,
             rtol=rtol,
             atol=atol,
-            dynamic_shapes=shapes,
-            float_dtype=float_dtype_of(request),
-            options=request.options,
-            progress=say,
+            **ready.settings,
         )
     click.echo(str(result))
     if save_plan is not None and result.plan is not None:
@@ -69,15 +65,11 @@ def bisect_command(
 
 def _function(text: str) -> Callable[[Any, Any], bool]:
     """Import a predicate; modules in the working folder are found, as with ``python -m``."""
-    module, _, name = text.partition(":")
-    fix = "write module:function, and run in the folder that holds the module"
+    module, _, name = text.rpartition(":")
+    fix = "write module:function or file.py:function"
     if not module or not name:
         raise OptionsError(f"--predicate {text!r} is incomplete", fix=fix)
-    try:
-        with working_folder_importable():
-            found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise OptionsError(f"--predicate {text!r} cannot be imported: {error}", fix=fix) from error
-    if not callable(found):
-        raise OptionsError(f"--predicate {text!r} is not a function", fix=fix)
-    return found  # type: ignore[no-any-return]
+    with imported(module, name, "say whether two results differ") as found:
+        if not callable(found):
+            raise OptionsError(f"--predicate {text!r} is not a function", fix=fix)
+        return found

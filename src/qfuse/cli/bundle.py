@@ -22,6 +22,7 @@ from qfuse.cases import REPRO_VARIABLE
 from qfuse.cost import profile_path
 from qfuse.extensions import list_extensions
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import check_replaceable
 from qfuse.plans import package_versions
 from qfuse.targets import Target, cache_directory, diagnose
 
@@ -93,6 +94,7 @@ def write_bundle(file: Path, report: Path | None) -> list[tuple[str, str]]:
 
 def _write(file: Path, parts: Mapping[str, tuple[str, object]]) -> None:
     home = str(Path.home())
+    check_replaceable(file)
     try:
         handle, draft = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     except OSError as error:

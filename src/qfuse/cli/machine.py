@@ -20,9 +20,10 @@ from qfuse.ir.errors import QfuseError
 from qfuse.report.kernel_table import kernel_table
 from qfuse.targets import Target, diagnose
 from qfuse.zoo import recipes
+from qfuse_command import listed_command
 
 
-@click.command("doctor")
+@listed_command("doctor")
 @click.argument("model", required=False)
 @click.option("--quantize", type=click.Choice(recipes.names()), help="quantize MODEL first")
 @click.option("--size", "sizes", multiple=True, metavar="NAME=VALUE", help="a size of MODEL")
@@ -36,10 +37,7 @@ def doctor_command(
     bundle: Path | None,
     report: Path | None,
 ) -> None:
-    """Show what this machine supports, what would silently not fuse, and how to fix it.
-
-    With MODEL, show what costs that model time here.
-    """
+    """With MODEL, show what costs that model time here."""
     if bundle is not None or report is not None:
         show_bundle(bundle, report)
         return
@@ -64,7 +62,7 @@ def doctor_command(
     OUT.print(table)
 
 
-@click.command("build-kernels")
+@listed_command("build-kernels")
 @click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
@@ -72,7 +70,7 @@ def doctor_command(
     help="also copy them into a folder, to build a wheel that contains them",
 )
 def build_kernels_command(into: Path | None) -> None:
-    """Compile qfuse's own kernels for this machine, ahead of the first use."""
+    """They are kept in the cache folder, and every process loads them from there."""
     with show_progress() as say:
         say("looking for compiled kernels")
         library = kernels.load(say)

@@ -12,26 +12,26 @@ import click
 from rich.logging import RichHandler
 
 import qfuse
-from qfuse.analysis import Severity
 from qfuse.cli import saved
 from qfuse.cli.analysis import accuracy_command, lint_command
 from qfuse.cli.bisect import bisect_command
-from qfuse.cli.console import ERR, OUT, show_progress
+from qfuse.cli.console import ERR, OUT
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
 from qfuse.cli.machine import build_kernels_command, doctor_command
 from qfuse.cli.options import check_writable
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
-from qfuse.cli.plans import plan_command, plan_options
+from qfuse.cli.plans import plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
 from qfuse.cli.repro import repro_command
-from qfuse.cli.request import Request, float_dtype_of, model_options, prepared_model, read_request
+from qfuse.cli.request import Request, model_options, read_request, ready_model
 from qfuse.ir.errors import StrictError
 from qfuse.ir.files import write_output
 from qfuse.options import Check
 from qfuse.report import Report
-from qfuse.zoo.resolve import load_model
+from qfuse_command import HELP_NAMES, listed_command
 from qfuse_command.diff import diff_command
+from qfuse_command.plan import plan_command
 
 
 class _Group(click.Group):
@@ -49,7 +49,7 @@ class _Group(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Group, context_settings=HELP_NAMES)
 @click.version_option(qfuse.__version__, prog_name="qfuse")
 @click.option("-v", "--verbose", is_flag=True, help="show what is logged")
 @click.pass_context
@@ -78,7 +78,7 @@ def _logging(level: int) -> Iterator[None]:
         log.propagate = before[1]
 
 
-@main.command("compile")
+@listed_command("compile")
 @model_options
 @click.option(
     "--check",
@@ -95,37 +95,29 @@ def _logging(level: int) -> Iterator[None]:
 def compile_command(
     check: str,
     report_html: str | None,
+    lint: bool,
     trace: str | None,
     show_profile: bool,
     output: str | None,
     **given: Any,
 ) -> None:
-    """Compile MODEL (a zoo name, module:factory, or a .pt2 file), measure it, and report."""
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file."""
     check_writable(output, "--output")
+    check_writable(given["save_plan"], "--save-plan")
     request = read_request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
-    loaded = load_model(request.model, request.sizes)
-    with _reported(request, pages), show_progress() as say:
-        model, args, kwargs, shapes = prepared_model(request, loaded, say)
-        fast = qfuse.compile(
-            model,
-            args,
-            kwargs,
-            dynamic_shapes=shapes,
-            check=request.check.value,
-            float_dtype=float_dtype_of(request),
-            options=request.options,
-            progress=say,
-            strict=request.strict,
-            measure=given["measure"],
-            plan=given["use_plan"],
-        )
+    with _reported(request, pages), ready_model(request) as ready:
+        args, kwargs = ready.args, ready.kwargs
+        with ready.captured(
+            lint=lint and pages.html is not None, measure=given["measure"], plan=given["use_plan"]
+        ) as captured:
+            fast = captured.compile(strict=request.strict)
         # Before it runs: a model may write its buffers.
         if output is not None:
             fast.save(output, args, kwargs)
-        say("measuring the source and the compiled model")
-        latency = measure_latency(model, fast, args, kwargs)
-        profile = pages.measure(fast, args, kwargs, say)
+        ready.say("measuring the source and the compiled model")
+        latency = measure_latency(ready.model, fast, args, kwargs)
+        profile = pages.measure(fast, args, kwargs, ready.say)
     if output is not None:
         ERR.print(f"saved to {output}", soft_wrap=True, highlight=False)
     if given["save_plan"] is not None:
@@ -144,38 +136,19 @@ def compile_command(
         out.print(str(fast.plan), markup=False, highlight=False)
 
 
-@main.command("explain")
+@listed_command("explain")
 @model_options
 @page_options
-@click.option(
-    "--lint/--no-lint",
-    default=True,
-    show_default=True,
-    help="also run it op by op, and say what to change in its quantization",
-)
 def explain_command(report_html: str | None, lint: bool, **given: Any) -> None:
-    """Print the report of compiling MODEL, without compiling it."""
+    """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file."""
     request = read_request(given, Check.OFF.value)
     pages = PageRequest.of(report_html)
-    loaded = load_model(request.model, request.sizes)
-    with _reported(request, pages), show_progress() as say:
-        model, args, kwargs, shapes = prepared_model(request, loaded, say)
-        report = qfuse.explain(
-            model,
-            args,
-            kwargs,
-            dynamic_shapes=shapes,
-            float_dtype=float_dtype_of(request),
-            options=request.options,
-            progress=say,
-            strict=request.strict,
-        )
-        if lint:
-            found = qfuse.lint(
-                model, args, kwargs, dynamic_shapes=shapes, options=request.options, progress=say
-            )
-            notes = (one.note() for one in found if one.severity is Severity.WARNING)
-            report = replace(report, events=(*report.events, *notes))
+    with (
+        _reported(request, pages),
+        ready_model(request) as ready,
+        ready.captured(lint=lint) as captured,
+    ):
+        _, report = captured.plan(strict=request.strict)
     pages.write(_show(report, request), None, OUT)
 
 
@@ -206,8 +179,10 @@ _COMMANDS = (
     accuracy_command,
     bisect_command,
     build_kernels_command,
+    compile_command,
     diff_command,
     doctor_command,
+    explain_command,
     lint_command,
     plan_command,
     repro_command,

@@ -72,7 +72,7 @@ def _option(
     return click.option(flag, type=type(default), default=default, show_default=shown, help=text)
 
 
-def check_writable(target: str | None, option: str) -> None:
+def check_writable(target: str | Path | None, option: str) -> None:
     """Refuse a file that cannot be written, before the compilation starts."""
     if target is None or (target, option) == ("-", "--json"):
         return

@@ -27,16 +27,21 @@ _MEASURED = (
 
 
 def page_options(command: Command) -> Command:
-    """Add ``--html``."""
-    return _HTML(command)
+    """Add ``--html`` and ``--lint``."""
+    return _HTML(_lint_option("")(command))
 
 
 def measuring_options(command: Command) -> Command:
-    """Add ``--html``, ``--profile`` and ``--trace``."""
+    """Add ``--html``, ``--lint``, ``--profile`` and ``--trace``."""
     # Decorators apply from the last to the first.
-    for option in reversed((_HTML, *_MEASURED)):
+    for option in reversed((_HTML, _lint_option("with --html, "), *_MEASURED)):
         command = option(command)
     return command
+
+
+def _lint_option(when: str) -> Callable[[Command], Command]:
+    does = "also run it op by op, and say what to change in its quantization"
+    return click.option("--lint/--no-lint", default=True, show_default=True, help=f"{when}{does}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import MappingProxyType
 
 import click
 
 from qfuse.cli.saved import bench_saved_command
 from qfuse.ir.errors import QfuseError
 from qfuse.saving import is_model_file
+from qfuse_command import APART
 
 GROUP = "qfuse.commands"
 
 _log = logging.getLogger(__name__)
-# Commands of qfuse's own benchmark package, which is not part of the wheel.
-_KNOWN: Mapping[str, str] = MappingProxyType(
-    {
-        "bench": "measure qfuse against its peers (needs the package qfuse-bench)",
-        "demo": "quantize and compile a sentence encoder (needs the package qfuse-bench)",
-    }
-)
 
 
 def plugin_names() -> list[str]:
     """Return the names of the plugin commands, including known ones that are not installed."""
-    return sorted({*_KNOWN, *_installed()})
+    return sorted({*APART, *_installed()})
 
 
 def plugin_command(name: str) -> click.Command | None:
@@ -38,7 +30,7 @@ def plugin_command(name: str) -> click.Command | None:
     """
     entry = _installed().get(name)
     if entry is None:
-        return _missing(name) if name in _KNOWN else None
+        return _missing(name) if name in APART else None
     command = entry.load()
     if not isinstance(command, click.Command):
         _log.warning("%s is not a click command: the entry point is ignored", entry.value)
@@ -65,4 +57,4 @@ def _missing(name: str) -> click.Command:
     rest = click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)
     # Whatever the user passes, the answer is how to install the package.
     settings = {"ignore_unknown_options": True}
-    return click.Command(name, settings, run, [rest], help=_KNOWN[name], short_help=_KNOWN[name])
+    return click.Command(name, settings, run, [rest], help=APART[name], short_help=APART[name])

@@ -9,17 +9,17 @@ import click
 
 from qfuse.cases import rerun_case
 from qfuse.ir.errors import CaseError
+from qfuse_command import listed_command
 
 _MALFORMED = 2
 
 
-@click.command("repro")
+@listed_command("repro")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 def repro_command(folder: Path) -> None:
-    """Say whether the rewrite of DIR still changes values.
+    """The exit code is 1 if it does, 0 if it does not, and 2 if DIR cannot be used.
 
-    The exit code is 1 if it does, 0 if it does not, and 2 if DIR cannot be used. torch.export.load
-    reads the model, and may unpickle: run directories of people whom you trust.
+    torch.export.load reads the model, and may unpickle: run directories of people whom you trust.
     """
     try:
         outcome = rerun_case(folder)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
-import torch
 
+from qfuse.analysis.placement.lint import note_warnings
+from qfuse.api import CapturedModel, captured_model
+from qfuse.cli.console import show_progress
 from qfuse.cli.loading import loading_options, parse_size_options, quantize_loaded
 from qfuse.cli.options import check_writable, options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
-from qfuse.zoo.resolve import Loaded
+from qfuse.zoo.resolve import load_model
 
 _FLOATS = {"float32": None, "bfloat16": "bfloat16"}
 
@@ -100,21 +104,67 @@ def read_request(given: dict[str, Any], check: str) -> Request:
     )
 
 
-def prepared_model(
-    request: Request, loaded: Loaded, say: Callable[[str], None]
-) -> tuple[Any, tuple[Any, ...], dict[str, Any], Any]:
-    """Return the arguments of :func:`qfuse.compile`: model, inputs, dynamic shapes."""
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A model that is loaded and quantized, and how it is to be compiled.
+
+    Attributes:
+        model: The model.
+        args: Positional example inputs.
+        kwargs: Keyword example inputs.
+        settings: The other arguments that ``compile``, ``explain`` and ``bisect`` share.
+        say: Shows the current step.
+        check: How values are checked.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    settings: dict[str, Any]
+    say: Callable[[str], None]
+    check: Check
+
+    def captured(
+        self, *, lint: bool = False, measure: bool = False, plan: Path | None = None
+    ) -> AbstractContextManager[CapturedModel]:
+        """Capture the model; with ``lint``, its reports have what the lint warns of."""
+        given = {**self.settings, "check": self.check.value, "measure": measure, "plan": plan}
+        captured = captured_model(self.model, self.args, self.kwargs, **given)
+        return _with_warnings(captured) if lint else captured
+
+
+@contextmanager
+def _with_warnings(
+    capturing: AbstractContextManager[CapturedModel],
+) -> Iterator[CapturedModel]:
+    with capturing as captured:
+        note_warnings(captured)
+        yield captured
+
+
+@contextmanager
+def ready_model(request: Request) -> Iterator[ReadyModel]:
+    """Load the model of a request, quantize it, and show the steps until the block is left.
+
+    Raises:
+        OptionsError: There is no such model, or an option does not fit it.
+    """
+    loaded = load_model(request.model, request.sizes)
     shapes = loaded.dynamic_shapes if request.dynamic else None
     if request.dynamic and loaded.dynamic_shapes is None:
         raise OptionsError(
             f"{request.model} does not declare dynamic sizes",
             fix="compile it from Python with dynamic_shapes=..., or use larger example sizes",
         )
-    if request.quantize is not None:
-        say(f"quantizing with {request.quantize}")
-    return *quantize_loaded(loaded, request.quantize, shapes, request.group_size), shapes
-
-
-def float_dtype_of(request: Request) -> torch.dtype | None:
-    """Return the requested dtype of unquantized ops, ``None`` for the model's own."""
-    return None if request.float_dtype is None else parse_dtype(request.float_dtype)
+    with show_progress() as say:
+        if request.quantize is not None:
+            say(f"quantizing with {request.quantize}")
+        made = quantize_loaded(loaded, request.quantize, shapes, request.group_size)
+        dtype = None if request.float_dtype is None else parse_dtype(request.float_dtype)
+        settings = {
+            "dynamic_shapes": shapes,
+            "float_dtype": dtype,
+            "options": request.options,
+            "progress": say,
+        }
+        yield ReadyModel(*made, settings, say, request.check)

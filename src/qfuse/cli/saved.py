@@ -21,6 +21,7 @@ from qfuse.cli.console import OUT
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.signature._tree_api import named_leaves
 from qfuse.saving import call_of, digest_of, digests_of
+from qfuse_command import listed_command
 
 _WARM_CALLS = 3
 _LEAST_CALLS = 10
@@ -38,11 +39,11 @@ def _file_options(command: Any) -> Any:
     return click.argument("file", type=_PATH)(inputs(command))
 
 
-@click.command("run")
+@listed_command("run")
 @_file_options
 @click.option("--json", "as_json", is_flag=True, help="print the results as JSON")
 def run_command(file: Path, inputs: Path | None, as_json: bool) -> None:
-    """Run a saved model on its stored example inputs, and print what it returns."""
+    """FILE is what `qfuse compile -o FILE` or `model.save(FILE)` wrote."""
     model = qfuse.load(file)
     args, kwargs = _call(model, inputs)
     rows = [_described(name, value) for name, value in named_leaves(model(*args, **kwargs))]
@@ -55,14 +56,11 @@ def run_command(file: Path, inputs: Path | None, as_json: bool) -> None:
     OUT.print(table)
 
 
-@click.command("verify")
+@listed_command("verify")
 @_file_options
 @click.option("--json", "as_json", is_flag=True, help="print the digests as JSON")
 def verify_command(file: Path, inputs: Path | None, as_json: bool) -> None:
-    """Print a digest of what a saved model computes, for each instruction set of the kernels.
-
-    Exits with 1 if they differ.
-    """
+    """The exit code is 1 if they differ."""
     model = qfuse.load(file)
     found = digests_of(model, *_call(model, inputs))
     if as_json:

@@ -68,9 +68,10 @@ def optimize(  # noqa: PLR0913 - one keyword per option
             fix="use qfuse.compile for a backend of another package",
         )
     chosen = replace(chosen, float_memory=0)
-    plan, report = api.plan(
+    with api.captured_model(
         program, args, kwargs, target=target, check=check, float_dtype=float_dtype, options=chosen
-    )
+    ) as captured:
+        plan, report = captured.plan()
     made = build_program(plan.lowered, program)
     log_report(report)
     _REPORTS[made] = report

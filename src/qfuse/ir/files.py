@@ -29,6 +29,26 @@ def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> Non
         raise kind(f"it cannot be written: there is no folder {folder}", where=str(file), fix=_FIX)
 
 
+def check_replaceable(path: str | Path, kind: type[QfuseError] = OptionsError) -> None:
+    """Refuse a path that :func:`check_folder` refuses, or that is a device or a pipe.
+
+    For files that are written beside their place and moved there: root would replace a device.
+
+    Args:
+        path: The file to write.
+        kind: The class of the error.
+
+    Raises:
+        QfuseError: Of the class ``kind``.
+    """
+    check_folder(path, kind)
+    # Not those of `Path`, which raise if the name is too long.
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
+        raise kind(
+            "it cannot be written: it is a device or a pipe", where=str(path), fix="name a file"
+        )
+
+
 def write_output(path: str | Path, text: str) -> None:
     """Write a text file; an existing one is replaced.
 

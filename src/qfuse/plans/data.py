@@ -10,7 +10,7 @@ from typing import Any
 
 from qfuse.cost import CostProfile
 from qfuse.ir.errors import CompiledModelError
-from qfuse.ir.files import check_folder, unwritable
+from qfuse.ir.files import check_replaceable, unwritable
 from qfuse.targets import Target, write_atomically
 
 FORMAT = "qfuse-plan"
@@ -126,7 +126,7 @@ class PlanData:
         Raises:
             OptionsError: The file cannot be written.
         """
-        check_folder(path)
+        check_replaceable(path)
         try:
             write_atomically(Path(path), self.to_json())
         except OSError as error:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from qfuse._version import __version__
 from qfuse.ir.errors import PlanError
 from qfuse.ir.events import EventLog, Lowered, Missed
@@ -47,6 +45,8 @@ def check_versions(plan: PlanData) -> tuple[str, ...]:
     Raises:
         PlanError: The plan was made with another version of torch.
     """
+    import torch  # noqa: PLC0415 - plans are compared without it
+
     then, now = plan.versions.get("torch", ""), torch.__version__
     if then and release(then) != release(now):
         raise PlanError(

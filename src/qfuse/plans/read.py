@@ -46,7 +46,11 @@ def read_plan(source: str | Path | Mapping[str, Any] | PlanData) -> PlanData:
     except OSError as error:
         raise PlanError(f"the plan cannot be read: {error}", fix="check the path") from error
     except ValueError as error:
-        raise PlanError(f"the plan is not JSON: {error}", where=str(source)) from error
+        raise PlanError(
+            f"the plan is not JSON: {error}",
+            where=str(source),
+            fix="save one with plan.save, or `qfuse compile --save-plan FILE`",
+        ) from error
     return _parse(data, str(source))
 
 

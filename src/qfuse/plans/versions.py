@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from qfuse._version import __version__
 from qfuse.extensions import Group, extension_origins
 from qfuse.targets import Target
@@ -15,6 +13,8 @@ def package_versions(target: Target) -> dict[str, str]:
     Raises:
         ExtensionError: Two packages have entry points of one name.
     """
+    import torch  # noqa: PLC0415 - plans are compared without it
+
     found = {"qfuse": __version__, "torch": torch.__version__}
     if target.torchao_version is not None:
         found["torchao"] = target.torchao_version

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qfuse.ir.errors import ModelFileError
-from qfuse.ir.files import check_folder
+from qfuse.ir.files import check_replaceable
 from qfuse.saving.tensors import Block
 
 FORMAT = 1
@@ -110,7 +110,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], members: Mapping[str, Ch
         ModelFileError: It cannot be written. Nothing is left of it.
     """
     head, size = _head(manifest, members)
-    check_folder(path, ModelFileError)
+    check_replaceable(path, ModelFileError)
     try:
         _remove_stale(path)
         _check_space(path, size)

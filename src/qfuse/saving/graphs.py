@@ -144,9 +144,11 @@ def _nodes(data: Any, made: list[Node]) -> Any:
 
 
 def _make(graph: Graph, op: str, target: str, args: Any, kwargs: Any) -> Node:
-    # FX writes names into the code that it generates, and the arguments by `repr`.
+    # FX writes names into the code that it generates, and the arguments by `repr`. A constant of a
+    # sequence of modules begins with a digit, as in `0_weight_packed`.
+    begin = "_" if op == "get_attr" else ""
     if op != "call_function" and not all(
-        part.isidentifier() or part.isdigit() for part in target.split(".")
+        f"{begin}{part}".isidentifier() for part in target.split(".")
     ):
         raise ValueError(f"{target!r} is not a name")
     if op not in {"placeholder", "get_attr", "call_function", "output"}:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from qfuse import kernels
+from qfuse._version import __version__
 from qfuse.backends import CompiledModule
 from qfuse.backends.eager import run_eagerly
 from qfuse.backends.runner import Runner
@@ -32,6 +33,7 @@ from qfuse.saving.tensors import TensorReader
 from qfuse.saving.trees import TreeReader
 
 _log = logging.getLogger(__name__)
+_DIGITS = 12
 _AGAIN = "compile and save the model on this machine"
 
 
@@ -135,12 +137,7 @@ def _load_kernels(file: Container) -> None:
     if needs is None:
         return
     if needs["key"] != library_key():
-        version = file.manifest["qfuse"]
-        raise ModelFileError(
-            f"it was saved by qfuse {version} with other kernels than those of this version",
-            where=file.name,
-            fix=f"save the model again with this version, or install qfuse {version}",
-        )
+        raise _other_kernels(file, needs["key"])
     entry = BuildEntry(needs["key"], needs["compiler"], needs["sha256"])
     try:
         kernels.load_image(KernelImage(Path(needs["name"]).name, entry, file.read(KERNELS)))
@@ -151,6 +148,23 @@ def _load_kernels(file: Container) -> None:
             fix="check that the folder for temporary files has space and that libraries can be "
             "loaded from it (noexec); TMPDIR sets another one",
         ) from error
+
+
+def _other_kernels(file: Container, key: str) -> ModelFileError:
+    """Return the error for a file whose kernels are not those of this qfuse."""
+    version, digests = file.manifest["qfuse"], f"({key[:_DIGITS]}, here {library_key()[:_DIGITS]})"
+    if version == __version__:
+        # Installing that version would change nothing: it is the one that is installed.
+        return ModelFileError(
+            f"it was saved by another build of qfuse {version}, with other kernels {digests}",
+            where=file.name,
+            fix="save the model again with this build, or load it with the one that saved it",
+        )
+    return ModelFileError(
+        f"it was saved by qfuse {version}, and qfuse {__version__} has other kernels {digests}",
+        where=file.name,
+        fix=f"save the model again with this version, or install qfuse {version}",
+    )
 
 
 def _signature(data: dict[str, Any], trees: TreeReader) -> Signature:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib as _importlib
+import typing as _typing
+
 from qfuse.targets.compiler import Compiler
 from qfuse.targets.cpu import FEATURES
 from qfuse.targets.doctor import Affects, Environment, Finding, Level, diagnose
 from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernel
 from qfuse.targets.storage import cache_directory, write_atomically
 from qfuse.targets.target import Target
-from qfuse.targets.threads import checked_threads, limited_threads, set_threads
+
+if _typing.TYPE_CHECKING:
+    from qfuse.targets.threads import checked_threads, limited_threads, set_threads
 
 __all__ = [
     "FEATURES",
@@ -29,3 +34,10 @@ __all__ = [
     "set_threads",
     "write_atomically",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # On first access: two plans are compared without torch.
+    if name in {"checked_threads", "limited_threads", "set_threads"}:
+        return getattr(_importlib.import_module("qfuse.targets.threads"), name)
+    raise AttributeError(f"module 'qfuse.targets' has no attribute {name!r}")

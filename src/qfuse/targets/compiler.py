@@ -13,8 +13,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from qfuse.targets import _torch_api
-
 _VERSION_SECONDS = 10
 _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = """\
@@ -55,6 +53,8 @@ def find_compiler() -> Compiler | None:
     on macOS). Its other default, downloading one from conda, is off unless enabled and is ignored
     here, because a compiler that is not installed is not a property of this machine.
     """
+    from qfuse.targets import _torch_api  # noqa: PLC0415 - plans are compared without torch
+
     default = (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)
     for name in _torch_api.inductor_compilers() or default:
         path = shutil.which(name) if name else None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qfuse.extensions import Installed, list_extensions
-from qfuse.targets import _torch_api
 from qfuse.targets.compiler import python_headers, try_compiler
 from qfuse.targets.kernels import KernelState
 from qfuse.targets.target import Target
@@ -90,6 +89,8 @@ class Environment:
     @classmethod
     def probe(cls, target: Target) -> Environment:
         """Inspect this process; compiles one small file and runs two small matmuls."""
+        from qfuse.targets import _torch_api  # noqa: PLC0415 - plans are compared without torch
+
         int_mm = target.has_kernel("aten::_int_mm")
         return cls(
             freezing=_torch_api.inductor_freezing(

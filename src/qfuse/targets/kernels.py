@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qfuse.ir.errors import OptionsError
-from qfuse.targets import _torch_api
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +90,8 @@ _PACKAGES = {"torchao": "torchao"}
 
 def probe_kernel(probe: KernelProbe) -> KernelState:
     """Probe one operator without importing packages."""
+    from qfuse.targets import _torch_api  # noqa: PLC0415 - plans are compared without torch
+
     if not _torch_api.op_exists(probe.name):
         return KernelState.ABSENT
     if _torch_api.op_has_kernel(probe.name, probe.dispatch_key):

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from qfuse.ir.errors import OptionsError
-from qfuse.targets import _torch_api
 from qfuse.targets.compiler import Compiler, find_compiler
 from qfuse.targets.cpu import FEATURES, read_cpu
 from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernels
@@ -76,6 +75,8 @@ class Target:
                 exist. Without it they are *unprobed* and the fingerprint differs.
             extra_kernels: Operators to probe besides :data:`qfuse.targets.KERNELS`.
         """
+        from qfuse.targets import _torch_api  # noqa: PLC0415 - plans are compared without torch
+
         cpu = read_cpu(_torch_api.cpu_capabilities())
         return cls(
             device="cpu",

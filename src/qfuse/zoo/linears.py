@@ -186,7 +186,8 @@ def _twins(model: nn.Module, chosen: Mapping[str, nn.Linear]) -> dict[str, list[
     """Return, for each layer, the other places of the model that hold the very same weight."""
     owners: dict[int, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)].append(name.removesuffix(".weight"))
+        # The model may be a linear itself, whose name is empty.
+        owners[id(parameter)].append(f".{name}".removesuffix(".weight").removeprefix("."))
     return {
         name: [owner for owner in owners[id(linear.weight)] if owner != name]
         for name, linear in chosen.items()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from qfuse.capture._export_api import trace_errors
+from qfuse.capture.diagnose import capture_error
 from qfuse.ir.errors import OptionsError, QfuseError
 from qfuse.ir.quant.element import Element
 from qfuse.zoo import _torchao_api as ao
@@ -286,6 +288,7 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
 
     Raises:
         OptionsError: An argument has an invalid value.
+        CaptureError: The model cannot be exported, or does not run on its inputs.
         QfuseError: Nothing in the model could be quantized.
     """
     chosen = _recipe(recipe)
@@ -295,7 +298,13 @@ def quantize(  # noqa: PLR0913  (what torch.export takes, and what to do)
     if not examples:
         raise OptionsError("calibration holds no inputs", fix="give at least one, or None")
     task = _Task(model, example, dynamic_shapes, examples, group_size)
-    outcome = chosen.run(task)
+    try:
+        outcome = chosen.run(task)
+    except QfuseError:
+        raise
+    except trace_errors() as error:
+        # The model was exported, or ran on what it is calibrated with.
+        raise capture_error(error, f"quantizing with {recipe}") from error
     if not outcome.layers:
         reasons = "; ".join(map(str, outcome.notes)) or "the model has no linear layer"
         other = "choose another recipe"

@@ -1,15 +1,11 @@
-"""Resolve a model name: a name of the zoo, `module:factory`, or a `.pt2` file."""
+"""Resolve a model: a name of the zoo, `module:factory`, `file.py:factory`, or a `.pt2` file."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import importlib
 import inspect
-import sys
-import traceback
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +15,12 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from qfuse import zoo
-from qfuse.ir.errors import USER_CODE_ERRORS, OptionsError
+from qfuse.ir.errors import OptionsError
 from qfuse.zoo import _torchao_api as ao
+from qfuse.zoo.user_code import UserCode, imported
 
-_FORMS = "a name of the zoo, module:factory, or the path of a .pt2 file"
+_FACTORY = "module:factory or file.py:factory"
+_FORMS = "a name of the zoo, module:factory, file.py:factory, or the path of a .pt2 file"
 _RETURNS = "return model, (model, args), (model, args, kwargs), or these and dynamic_shapes"
 
 
@@ -51,7 +49,8 @@ def load_model(spec: str, sizes: Mapping[str, object] | None = None) -> Loaded:
     """Return the model that `spec` names.
 
     Args:
-        spec: A name of the zoo (`llama`), `module:factory`, or the path of a `.pt2` file.
+        spec: A name of the zoo (`llama`), `module:factory`, `file.py:factory`, or the path of a
+            `.pt2` file.
         sizes: Sizes of a zoo model, or keyword arguments of the factory.
 
     Raises:
@@ -65,6 +64,11 @@ def load_model(spec: str, sizes: Mapping[str, object] | None = None) -> Loaded:
     if spec in zoo.names():
         model = zoo.build(spec, **sizes)
         return Loaded(spec, model.module, model.args, model.kwargs, model.dynamic_shapes, model)
+    if spec.endswith(".py"):
+        raise OptionsError(
+            f"{spec!r} does not say which function of the file makes the model",
+            fix=f"write {spec}:function, which will {_RETURNS}",
+        )
     raise OptionsError(
         f"{spec!r} is not a model",
         fix=f"give {_FORMS}; the zoo has {', '.join(zoo.names())}",
@@ -75,7 +79,9 @@ def _load_file(spec: str, sizes: Mapping[str, object]) -> Loaded:
     path = Path(spec)
     if not path.is_file():
         raise OptionsError(
-            "there is no such file", where=str(path.absolute()), fix="check the path"
+            "this is a folder" if path.is_dir() else "there is no such file",
+            where=str(path.absolute()),
+            fix="check the path",
         )
     if sizes:
         raise OptionsError(
@@ -112,32 +118,45 @@ def _read_program(path: Path) -> ExportedProgram:
 
 
 def _call_factory(spec: str, sizes: Mapping[str, object]) -> Loaded:
-    module_name, _, factory_name = spec.partition(":")
-    if not module_name or not factory_name:
-        raise OptionsError(f"{spec!r} is incomplete", fix="write module:factory")
-    with working_folder_importable():
-        factory = _find_factory(module_name, factory_name)
-        try:
-            # Before the call, so that a TypeError inside
-            # the factory is not taken for wrong arguments.
-            inspect.signature(factory).bind(**sizes)
-        except TypeError as error:
-            raise OptionsError(
-                f"the factory cannot be called with {dict(sizes)}: {error}",
-                where=spec,
-                fix="give the sizes that it takes as keywords, and defaults for the others",
-            ) from error
-        try:
+    module, _, name = spec.rpartition(":")
+    if not module or not name:
+        raise OptionsError(f"{spec!r} is incomplete", fix=f"write {_FACTORY}")
+    with imported(module, name, _RETURNS) as found:
+        factory = _checked_factory(found, spec, sizes)
+        failed = "the factory failed"
+        with UserCode(failed, "check that it returns the model when it is called from Python"):
             made = factory(**{name: _number(value) for name, value in sizes.items()})
-        except USER_CODE_ERRORS as error:
-            # The innermost frame is in the user's code, or nearest to it.
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            raise OptionsError(
-                f"the factory failed with {type(error).__name__}: {error}",
-                where=f"{frame.filename}:{frame.lineno}: {frame.line}",
-                fix="check that it returns the model when it is called from Python",
-            ) from error
     return _unpack(spec, made)
+
+
+def _checked_factory(
+    found: object, spec: str, sizes: Mapping[str, object]
+) -> Callable[..., object]:
+    # A module is callable too, but calling it is a forward pass.
+    if not callable(found) or isinstance(found, nn.Module):
+        raise OptionsError(
+            f"{spec.rpartition(':')[2]} is a {type(found).__name__}, not a function that makes a "
+            "model",
+            where=spec,
+            fix=f"define a function that will {_RETURNS}",
+        )
+    try:
+        signature = inspect.signature(found)
+    except ValueError:
+        # A function in C without one: the call says what is wrong.
+        return found
+    try:
+        # Before the call, so that a TypeError inside
+        # the factory is not taken for wrong arguments.
+        signature.bind(**sizes)
+    except TypeError as error:
+        given = f"with {dict(sizes)}" if sizes else "without arguments"
+        raise OptionsError(
+            f"the factory cannot be called {given}: {error}",
+            where=spec,
+            fix="give the sizes that it takes with --size NAME=VALUE, and defaults for the others",
+        ) from error
+    return found
 
 
 def _number(value: object) -> object:
@@ -149,36 +168,6 @@ def _number(value: object) -> object:
     except (ValueError, SyntaxError):
         return value
     return read if isinstance(read, (bool, int, float)) else value
-
-
-def _find_factory(module_name: str, factory_name: str) -> Callable[..., object]:
-    try:
-        found: object = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # An import that fails inside the module keeps its own traceback.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise OptionsError(
-            f"there is no module {error.name!r}",
-            where=f"{module_name}:{factory_name}",
-            fix="run in the folder that holds it, install it, or check the spelling",
-        ) from error
-    for part in factory_name.split("."):
-        if not hasattr(found, part):
-            raise OptionsError(
-                f"{module_name} has no {factory_name!r}",
-                where=getattr(sys.modules[module_name], "__file__", None) or module_name,
-                fix=f"define a function that will {_RETURNS}",
-            )
-        found = getattr(found, part)
-    # A module is callable too, but calling it is a forward pass.
-    if not callable(found) or isinstance(found, nn.Module):
-        raise OptionsError(
-            f"{factory_name} is a {type(found).__name__}, not a function that makes a model",
-            where=f"{module_name}:{factory_name}",
-            fix=f"define a function that will {_RETURNS}",
-        )
-    return found
 
 
 def _unpack(spec: str, made: object) -> Loaded:
@@ -202,14 +191,3 @@ def _unpack(spec: str, made: object) -> Loaded:
     if isinstance(made, tuple):
         shape = f"({', '.join(type(item).__name__ for item in made)})"
     raise OptionsError(f"the factory returned {shape}", where=spec, fix=fix)
-
-
-@contextlib.contextmanager
-def working_folder_importable() -> Iterator[None]:
-    """Make modules in the working folder importable, as `python -m` does."""
-    folder = str(Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)

@@ -84,8 +84,9 @@ def test_the_price_is_the_difference_of_two_plans() -> None:
     kept.set_submodule("2", model.get_submodule("2"))
 
     def planned(some: nn.Module) -> float:
-        with api.planning(some, (x,), target=TARGET, options=OPTIONS) as (pipeline, captured, _):
-            return predicted_seconds(pipeline.rewrite(captured), pipeline.cost) * 1e6
+        with api.captured_model(some, (x,), target=TARGET, options=OPTIONS) as captured:
+            pipeline = captured.pipeline()
+            return predicted_seconds(pipeline.rewrite(captured.graph), pipeline.cost) * 1e6
 
     assert [step.layer for step in found.keep] == ["2"]
     assert found.keep[0].cost_us == pytest.approx(planned(kept) - planned(quantized))
@@ -296,14 +297,11 @@ def test_a_wrong_compilation_is_the_compilers_part() -> None:
     sums = []
     for wrong in (False, True):
         with (
-            api.planning(model, (x,), target=TARGET) as (_, reference, inputs),
-            api.planning(quantized, (x,), target=TARGET, options=OPTIONS) as (
-                pipeline,
-                captured,
-                _,
-            ),
+            api.captured_model(model, (x,), target=TARGET) as real,
+            api.captured_model(quantized, (x,), target=TARGET, options=OPTIONS) as made,
         ):
-            lowered = pipeline.rewrite(captured)
+            reference, inputs, captured = real.graph, real.inputs, made.graph
+            lowered = made.pipeline().rewrite(captured)
             layers = match_layers(reference, captured, lowered)
             if wrong:
                 names = [name for name, _ in lowered.module.named_buffers()]

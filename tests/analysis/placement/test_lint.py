@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ import torch.ao.quantization.fx._decomposed
 from torch import nn
 
 import qfuse
+from qfuse import api
 from qfuse.analysis import Severity
-from qfuse.analysis.placement.lint import CHECKS
+from qfuse.analysis.placement.lint import CHECKS, lint_captured, note_warnings
+from qfuse.ir.errors import CaptureError
 from qfuse.targets import Target
 from qfuse.zoo import recipes
 
@@ -126,3 +130,52 @@ def test_a_healthy_model_gives_no_warning(recipe: str) -> None:
     quantized = recipes.quantize(model, recipe, args)
     findings = qfuse.lint(quantized.model, args, target=Target.for_testing())
     assert [str(f) for f in findings if f.severity is Severity.WARNING] == []
+
+
+def test_one_capture_serves_the_report_and_the_findings() -> None:
+    model = Twice().eval()
+    given: dict[str, Any] = {"target": Target.for_testing(), "options": OPTIONS}
+    x = torch.randn(16, 64)
+    alone, report = qfuse.lint(model, (x,), **given), qfuse.explain(model, (x,), **given)
+    with api.captured_model(model, (x,), **given) as captured:
+        before = captured.plan()[1]
+        found = lint_captured(captured)
+        note_warnings(captured)
+        after = captured.plan()[1]
+
+    assert found == alone
+    assert before.events == report.events
+    warnings = tuple(f.note() for f in alone if f.severity is Severity.WARNING)
+    assert warnings
+    assert after.events == (*report.events, *warnings)
+
+
+class OutOfRange(nn.Module):
+    """Looks up a row that its table does not have."""
+
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("table", torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.linear(x) + self.table[row]
+        return y
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        qfuse.lint,
+        partial(qfuse.bisect, atol=1.0),
+        lambda model, args: qfuse.measure_accuracy(model, model, args),
+        lambda model, args: recipes.quantize(model, "w8a8-static", args),
+    ],
+    ids=["lint", "bisect", "accuracy", "quantize"],
+)
+def test_an_example_that_does_not_run_is_an_error_of_the_model(work: Any) -> None:
+    with pytest.raises(CaptureError, match="index 9 is out of bounds") as raised:
+        work(OutOfRange().eval(), (torch.randn(3, 8), torch.tensor([1, 2, 9])))
+    assert "While executing" not in str(raised.value)

@@ -14,7 +14,7 @@ from tests.support.bench import toys
 from qfuse_bench.harness._torch_api import float_leaves
 from qfuse_bench.harness.comparison import SANE_SQNR, Comparison, Competitor, Verdict
 from qfuse_bench.harness.memory import Memory
-from qfuse_bench.harness.process import Job, Worker, WorkerError
+from qfuse_bench.harness.process import Job, Lifeline, Worker, WorkerError
 from qfuse_bench.harness.progress import Silent
 from qfuse_bench.harness.worker import Inputs, time_calls
 
@@ -27,7 +27,8 @@ class Here:
     build_seconds = 0.5
     built = Memory(1 << 20, 2 << 20)
 
-    def __init__(self, job: Job, example: Inputs) -> None:
+    def __init__(self, job: Job, example: Inputs, lifeline: Lifeline) -> None:
+        del lifeline
         self.closed = False
         self.example = example
         with self._dying():
@@ -81,7 +82,9 @@ FLOAT = replace(toy("honest"), name="float")
 
 
 def held_here(inputs: list[Inputs], watch: Silent) -> Comparison:
-    return Comparison(inputs, "float", 1, watch, cast("Callable[[Job, Inputs], Worker]", Here))
+    return Comparison(
+        inputs, "float", 1, watch, cast("Callable[[Job, Inputs, Lifeline], Worker]", Here)
+    )
 
 
 class Steps(Silent):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +14,17 @@ import pytest
 import torch
 
 from qfuse_bench.harness import process
-from qfuse_bench.harness.process import Job, Worker, WorkerError
+from qfuse_bench.harness.process import Job, Lifeline, Worker, WorkerError
 from qfuse_bench.harness.worker import Inputs
 
 FACTORY = "tests.support.bench.toys:build"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
 def _children_find_the_toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(root), str(root / "src"))))
+    paths = (ROOT, ROOT / "src", ROOT / "benchmarks")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
 
 
 @pytest.fixture
@@ -99,6 +103,76 @@ def test_one_that_hangs_is_ended_and_nothing_stays_behind(example: Inputs) -> No
     assert running.returncode is not None
     assert not folder.exists()
     assert threading.active_count() <= before, "others may end meanwhile, none may be left"
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """What is read from it ends when the last process that holds it open is gone."""
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+def test_one_that_builds_ends_when_its_line_is_cut(example: Inputs, pipe: Path) -> None:
+    lifeline, said = Lifeline(), list[str]()
+
+    def build() -> None:
+        with pytest.raises(WorkerError) as raised:
+            Worker(job("stuck", pipe=str(pipe)), example, lifeline)
+        said.append(str(raised.value))
+
+    builder = threading.Thread(target=build)
+    builder.start()
+    with pipe.open() as read:
+        assert read.read(8) == "building"
+        lifeline.cut()
+        assert read.read() == ""
+    builder.join()
+    assert said == ["killed by SIGKILL"]
+
+
+PARENT = """
+import sys, torch
+from qfuse_bench.harness.comparison import Comparison, Competitor
+from qfuse_bench.harness.process import Job, Worker
+
+example, pipe = ((torch.zeros(3, 4),), {"shift": torch.zeros(4)}), sys.argv[1]
+
+class Quiet:
+    def say(self, text): pass
+    def advance(self): pass
+
+def alone():
+    with Worker(Job("tests.support.bench.toys:build", {"kind": "stuck", "pipe": pipe}, 1), example):
+        pass
+
+def compared():
+    stuck = Competitor("stuck", "tests.support.bench.toys:build", {"kind": "stuck", "pipe": pipe})
+    with Comparison([example], "stuck", 1, Quiet()) as contest:
+        contest.enter([stuck])
+
+globals()[sys.argv[2]]()
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["alone", "compared"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(
+    kind: str, sent: signal.Signals, pipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(pipe), kind], stderr=subprocess.PIPE, text=True
+    )
+    with pipe.open() as read:
+        assert read.read(8) == "building"
+        parent.send_signal(sent)
+        # Of the worker and of what it started.
+        assert read.read() == ""
+    _, said = parent.communicate()
+    assert parent.returncode == -sent
+    assert ("KeyboardInterrupt" in said) == (sent == signal.SIGINT)
+    assert not list(tmp_path.glob("qfuse-bench-*"))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -97,12 +100,24 @@ def _half(arguments: Mapping[str, Any]) -> Subject:
     return Subject(call, prepare)
 
 
+def _stuck(arguments: Mapping[str, Any]) -> NoReturn:
+    """Builds forever, and so does its compiler; both hold the pipe of a file open."""
+    with Path(arguments["pipe"]).open("w") as pipe:
+        compiler = [sys.executable, "-c", "import signal; signal.pause()"]
+        subprocess.Popen(compiler, stdin=subprocess.DEVNULL, pass_fds=(pipe.fileno(),))
+        pipe.write("building")
+        pipe.flush()
+        while True:
+            signal.pause()
+
+
 TOYS: dict[str, Callable[[Mapping[str, Any]], Subject]] = {
     "honest": _honest,
     "garbage": _garbage,
     "wrong-later": _wrong_later,
     "unbuildable": _unbuildable,
     "crash": _crash,
+    "stuck": _stuck,
     "half": _half,
     "near": _near,
     "scaled": _scaled,

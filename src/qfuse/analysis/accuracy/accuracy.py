@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from qfuse.ir.events import Place
 from qfuse.ir.files import write_output
 from qfuse.ir.graph.stage_graph import CapturedGraph, place_of
 from qfuse.ir.signature.caller import Caller
+from qfuse.ir.signature.run import running_examples
 from qfuse.options import Options
 from qfuse.report.frame import import_pandas
 from qfuse.targets import Target
@@ -190,7 +191,7 @@ def measure_accuracy(  # noqa: PLR0913 - one keyword per option
         progress: Called with a short description when a step begins.
 
     Raises:
-        CaptureError: A model cannot be exported.
+        CaptureError: A model cannot be exported, or does not run on its inputs.
         OptionsError: An option has an invalid value, or the models have no layer in common.
         InputError: A batch does not fit the first one.
     """
@@ -198,8 +199,8 @@ def measure_accuracy(  # noqa: PLR0913 - one keyword per option
         raise OptionsError(f"keep={keep} is negative", fix="give 0 to try no layer")
     say = progress or _silent
 
-    def planning(model: Module | ExportedProgram) -> Any:
-        return api.planning(
+    def capture(model: Module | ExportedProgram) -> AbstractContextManager[api.CapturedModel]:
+        return api.captured_model(
             model,
             args,
             kwargs,
@@ -211,10 +212,12 @@ def measure_accuracy(  # noqa: PLR0913 - one keyword per option
 
     every: list[Batch] = [(args, dict(kwargs or {})), *batches]
     with ExitStack() as stack:
-        _, reference, real_inputs = stack.enter_context(planning(float_model))
-        pipeline, captured, inputs = stack.enter_context(planning(quantized))
+        real = stack.enter_context(capture(float_model))
+        made = stack.enter_context(capture(quantized))
+        reference, captured = real.graph, made.graph
+        real_inputs, inputs = real.inputs, made.inputs
         say("planning the quantized model")
-        lowered = pipeline.rewrite(captured)
+        lowered = made.pipeline().rewrite(captured)
         graphs = Graphs(reference, captured, lowered, match_layers(reference, captured, lowered))
         if not graphs.layers:
             raise OptionsError(
@@ -227,7 +230,8 @@ def measure_accuracy(  # noqa: PLR0913 - one keyword per option
             # The first one may come from an exported program.
             if index:
                 real_inputs, inputs = _flat(reference, captured, batch)
-            graphs.compare(real_inputs, inputs, sums)
+            with running_examples():
+                graphs.compare(real_inputs, inputs, sums)
     layers = _ranked(graphs.layers, sums)
     measured = Accuracy(
         tuple(layers),
@@ -242,8 +246,9 @@ def measure_accuracy(  # noqa: PLR0913 - one keyword per option
         return _with_trials(measured, (), untried)
 
     def plan_us(model: Module) -> float:
-        with planning(model) as (pipeline, captured, _):
-            return predicted_seconds(pipeline.rewrite(captured), pipeline.cost) * 1e6
+        with capture(model) as captured:
+            pipeline = captured.pipeline()
+            return predicted_seconds(pipeline.rewrite(captured.graph), pipeline.cost) * 1e6
 
     trials = Trials(quantized, float_model, every, plan_us)
     reasons = {a.layer: trials.refuse(a.layer) for a in layers}

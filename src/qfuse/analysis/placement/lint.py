@@ -20,7 +20,7 @@ from qfuse.analysis.placement.checks.shared_parameters import CatScales, PoolSca
 from qfuse.analysis.placement.checks.small_layer import SmallLayer
 from qfuse.analysis.placement.checks.weight_axis import WeightAxis
 from qfuse.analysis.placement.checks.wide_range import WideRange
-from qfuse.analysis.placement.finding import LintFinding, by_importance
+from qfuse.analysis.placement.finding import LintFinding, Severity, by_importance
 from qfuse.analysis.placement.graph import LintGraph
 from qfuse.options import Options
 from qfuse.targets import Target
@@ -63,7 +63,7 @@ def lint(  # noqa: PLR0913 - one keyword per option
     Returns:
         The findings, warnings first, then by predicted microseconds.
     """
-    with api.planning(
+    with api.captured_model(
         model,
         args,
         kwargs,
@@ -71,10 +71,20 @@ def lint(  # noqa: PLR0913 - one keyword per option
         target=target,
         options=options,
         progress=progress,
-    ) as (pipeline, captured, inputs):
-        if progress is not None:
-            progress("looking at the quantization")
-        return findings_in(LintGraph.of(captured, inputs, pipeline))
+    ) as captured:
+        return lint_captured(captured)
+
+
+def lint_captured(captured: api.CapturedModel) -> list[LintFinding]:
+    """Return what :func:`lint` finds in a model that is captured already."""
+    captured.say("looking at the quantization")
+    return findings_in(LintGraph.of(captured.graph, captured.inputs, captured.pipeline()))
+
+
+def note_warnings(captured: api.CapturedModel) -> None:
+    """Add the warnings of the lint to the reports that are made of a captured model."""
+    found = lint_captured(captured)
+    captured.session.notes += [f.note() for f in found if f.severity is Severity.WARNING]
 
 
 def findings_in(graph: LintGraph) -> list[LintFinding]:

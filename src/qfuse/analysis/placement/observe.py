@@ -13,6 +13,7 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops.qdq import Quantize, as_quantize
 from qfuse.ir.quant.reference import dequantize, expand_blocks, reduce_blocks
 from qfuse.ir.quant.spec import QuantSpec, ZeroPointDomain
+from qfuse.ir.signature.run import running_examples
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,12 @@ def observe(program: NormalGraph, inputs: Sequence[torch.Tensor]) -> dict[Node, 
     """Run ``program`` and return what was observed, by the node of each quantize.
 
     Quantizes to float formats, to narrow elements, and of tensors without finite values are absent.
+
+    Raises:
+        CaptureError: The model does not run on them.
     """
     observer = _Observer(program.module)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with running_examples(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         observer.run(*inputs)
     return observer.observed
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter
 
+from qfuse.ir.errors import CaptureError, QfuseError
 from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.signature.caller import Caller
 
@@ -44,3 +45,22 @@ def run_functional(
     # Copy, because a value may be the buffer that is written next.
     written = tuple(value.clone() for value in outputs[: len(program.signature.mutations)])
     return written, caller.finish(program.module, outputs, leaves)
+
+
+@contextmanager
+def running_examples() -> Iterator[None]:
+    """Say so if the model does not run on its example inputs.
+
+    Raises:
+        CaptureError: The block failed with an error of torch.
+    """
+    try:
+        yield
+    except QfuseError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        what, _, _ = str(error).partition("\n\nWhile executing")
+        raise CaptureError(
+            f"the model does not run on its example inputs: {what.strip()}",
+            fix="check that model(*args, **kwargs) runs with these dtypes, shapes and values",
+        ) from error
