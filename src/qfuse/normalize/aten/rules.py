@@ -26,6 +26,7 @@ from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
+from qfuse.normalize.aten.linear.wide_einsum import SpellWideEinsum
 from qfuse.normalize.aten.qdq.addcmul import SpellAddcmul
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
@@ -60,6 +61,7 @@ from qfuse.rewrite.rule import Rule
 _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
+    SpellWideEinsum,
     FoldAddmmFactors,
     # Products of quantized values with all their scales and corrections; then the remaining integer
     # products, which have to be correct on every machine.
