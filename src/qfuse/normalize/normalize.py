@@ -13,6 +13,7 @@ from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.drop_batch_expand import DropBatchExpand
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
+from qfuse.normalize.aten.qdq.cast_operand import DequantizeCastOperand
 from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.builtin import ATEN, BUILTIN
@@ -60,6 +61,7 @@ def normalize(
             FoldStored(),
             SpellMatmul(),
             DequantizeOperand(),
+            DequantizeCastOperand(),
             DropBatchExpand(),
             FoldAddmmFactors(),
         ]
