@@ -44,6 +44,7 @@ from qfuse.normalize.aten.qdq.quantize import QuantizeChain
 from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
 from qfuse.normalize.aten.qdq.rounded_weight import StoreRoundedWeight
 from qfuse.normalize.aten.qdq.scale_of_product import ScaleOfProduct
+from qfuse.normalize.aten.qdq.second_scale import FoldSecondScale
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
 from qfuse.normalize.aten.views.drop_expand import DropExpand
@@ -99,6 +100,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
+    # Scales in two levels are one.
+    FoldSecondScale,
     # Integers that a graph computes in floats have no offset.
     FoldIntegers,
     FloatOffset,
