@@ -9,6 +9,7 @@ from typing import Any
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
+from qfuse.normalize.aten.int_matmul.layers import FuseIntLayer
 from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.drop_batch_expand import DropBatchExpand
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
@@ -57,6 +58,7 @@ def normalize(
     if ATEN in known:
         last: list[Rule[Any]] = [
             FuseIntProduct(),
+            FuseIntLayer(),
             DequantizeCast(),
             FoldStored(),
             SpellMatmul(),
