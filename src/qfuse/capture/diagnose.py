@@ -26,7 +26,8 @@ _NAMES = re.compile(r"keys must be the arg names \[(?P<names>[^\]]*)\]")
 _FIXES = {
     "container": "a container among the results runs operators when it is rebuilt, as the dynamic "
     "cache that transformers registers does: pass use_cache=False, or do not call "
-    "register_dynamic_cache_export_support",
+    "register_dynamic_cache_export_support; or torch lost constants that a tensor type makes while "
+    "it is traced, as those of NVFP4 and of MX with 4 or 6 bits do: quantize to another format",
     "data": "use tensor ops instead of Python control flow: torch.where or a mask for a branch, "
     "a fixed size for a slice; or keep this part out of the compiled model",
     "fake": "register a fake kernel for the operator with torch.library.register_fake",

@@ -9,10 +9,12 @@ from typing import Any
 from qfuse.ir.graph.stage_graph import CapturedGraph, NormalGraph
 from qfuse.ir.stages.verify import verify
 from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
+from qfuse.normalize.aten.int_matmul.layers import FuseIntLayer
 from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.drop_batch_expand import DropBatchExpand
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
+from qfuse.normalize.aten.qdq.cast_operand import DequantizeCastOperand
 from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.builtin import ATEN, BUILTIN
@@ -56,10 +58,12 @@ def normalize(
     if ATEN in known:
         last: list[Rule[Any]] = [
             FuseIntProduct(),
+            FuseIntLayer(),
             DequantizeCast(),
             FoldStored(),
             SpellMatmul(),
             DequantizeOperand(),
+            DequantizeCastOperand(),
             DropBatchExpand(),
             FoldAddmmFactors(),
         ]

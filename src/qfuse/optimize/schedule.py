@@ -42,6 +42,7 @@ from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.fuse.norm import FuseNormQuantize
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
+from qfuse.optimize.fuse.product_sum import SpellProductSum
 from qfuse.optimize.fuse.softmax import FuseSoftmaxQuantize
 from qfuse.optimize.fuse.stored_norm import FuseStoredNorm
 from qfuse.optimize.fuse.stored_softmax import FuseStoredSoftmax
@@ -113,6 +114,7 @@ FUSION_RULES: tuple[type[Rule[Any]], ...] = (
     FuseLinear,
     FuseConvolution,
     SpellEinsum,
+    SpellProductSum,
     FuseMatmul,
     FusePad,
     *EPILOGUE_RULES,

@@ -3,8 +3,9 @@ from __future__ import annotations
 import torch
 from tests.support.sources.aten_spellings import aten, finish
 
+from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_value, is_constant_expression, number_of
-from qfuse.normalize.match.constants import derived, is_unit
+from qfuse.normalize.match.constants import derived, evaluated, is_unit, parameter_value
 from qfuse.rewrite.rewriter import GraphEditor
 from qfuse.testing.build import GraphBuilder
 
@@ -92,3 +93,32 @@ def test_derived_constants_are_made_once_and_share_memory() -> None:
     assert program.module.get_buffer("w_t").data_ptr() == weight.data_ptr()
     assert same.target == "w"
     assert other.target not in {"w", "w_t"}
+
+
+def test_parameters_that_are_quantized_themselves_are_known() -> None:
+    b = GraphBuilder()
+    one, stored = b.const("one", torch.full((1,), 0.25)), b.const("q", torch.arange(4).char())
+    spec = "int8[-128,127] * float32 float32:reciprocal:round-zp none"
+    scale = b.call(ops.dequantize, stored, one, None, spec)
+    offset = b.call(aten.add.Tensor, scale, 1.0)
+    x = b.call(aten.add.Tensor, scale, b.arg("x", torch.float32, 4))
+
+    known = parameter_value(offset)
+    assert known is not None
+    assert torch.equal(known, torch.arange(4) * 0.25 + 1)
+    assert constant_value(offset) is None
+    assert parameter_value(x) is None
+    assert parameter_value(0.5) is None
+
+
+def test_memory_that_is_written_later_counts_as_zeros() -> None:
+    b = GraphBuilder()
+    rows = torch.rand(2, 4)
+    w, memory = b.const("w", rows), b.call(aten.empty.memory_format, [4, 4])
+    first = b.call(aten.slice_scatter.default, memory, w, 0, 0, 4, 2)
+
+    assert is_constant_expression(first)
+    value = evaluated(first)
+    assert value is not None
+    assert torch.equal(value[::2], rows)
+    assert torch.equal(value[1::2], torch.zeros(2, 4))

@@ -79,11 +79,18 @@ EQUATIONS = (
     "bhqd,hkd->bhqk",
     "bhqd,kd->bhqk",
     "qd,bhkd->bhkq",
+    # One operand is a vector for each entry of the batch.
+    "bqd,bd->bq",
+    "bd,bkd->bk",
+    "bd,bdk->bk",
+    "bd,bhkd->bhk",
+    "bhd,bhkd->hbk",
+    "qd,d->q",
 )
 # Scales of rows of both operands, which are not along the summed axis.
 ROWS = (
     *("bhqd,bhkd->bhqk", "bqhd,bkhd->bhqk", "qd,kd->kq", "bhqd,bhkd->hbqk"),
-    *("bhgqd,bhkd->bhgqk", "bqhgd,bkhd->bhgqk", "bhgqd,bkhd->bqhgk"),
+    *("bhgqd,bhkd->bhgqk", "bqhgd,bkhd->bhgqk", "bhgqd,bkhd->bqhgk", "bd,bkd->bk"),
 )
 
 
@@ -111,8 +118,6 @@ def test_products_of_matrices(equation: str, rows: bool) -> None:
         "bhqd,bhkd->bhq",
         "bhqd,hkd->bqk",
         "bqd,kd->qk",
-        "bqd,bd->bq",
-        "bd,bkd->bk",
         "qd,qd->q",
         "qd,qd->qd",
         "q,k->qk",
@@ -180,18 +185,43 @@ def test_dots(equation: str, k: tuple[int, ...]) -> None:
     assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("equation", ["...qd,...kd->qk", "...qd,...kd", "...qd,...d->...q"])
+@pytest.mark.parametrize("equation", ["...qd,...kd->qk", "...qd,...kd"])
 def test_refuses_dots_that_are_summed(equation: str) -> None:
-    case = Products((2, 4, 8), (2, 5, 8) if equation.count("k") else (2, 8))
+    case = Products((2, 4, 8), (2, 5, 8))
     program = case.done(case.b.call(aten.einsum.default, equation, [case.x, case.k]))
 
     assert refusal(program).code is MissCode.PATTERN
 
 
-def test_float_operands_are_not_reported() -> None:
+@pytest.mark.numeric
+@pytest.mark.parametrize("k", [(2, 8), (8,)])
+def test_dots_before_a_vector(k: tuple[int, ...]) -> None:
+    case = Products((2, 4, 8), k)
+    program = case.done(case.b.call(aten.einsum.default, "...qd,...d->...q", [case.x, case.k]))
+    before = clone(program)
+    done = optimize(program)
+
+    assert any(as_fused_matmul(node) for node in done.graph.nodes)
+    inputs = random_inputs(before)
+    (got,), (want,) = run(done, inputs), run(before, inputs)
+    assert (got.shape, got.stride()) == (want.shape, want.stride())
+    assert torch.allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_refuses_a_float_operand() -> None:
     case = Products()
     plain = case.b.arg("plain", F32, 2, 3, 5, 8)
     program = case.done(case.b.call(aten.einsum.default, "bhqd,bhkd->bhqk", [case.x, plain]))
+
+    miss = refusal(program)
+    assert (miss.code, miss.at.name) == (MissCode.NOT_QUANTIZED, "plain")
+    assert miss.reason == "the right operand is torch.float32, the other one is quantized"
+
+
+def test_float_operands_are_not_reported() -> None:
+    case = Products()
+    plain = case.b.arg("plain", F32, 2, 3, 5, 8)
+    program = case.done(case.b.call(aten.einsum.default, "bhqd,bhkd->bhqk", [plain, plain]))
     result = apply_rules(program, [SpellEinsum()])
 
     assert (result.modified, list(result.misses)) == (False, [])

@@ -40,6 +40,7 @@ _COUNTED = frozenset(
     (
         *(aten.arange.default, aten.arange.start, aten.arange.start_step),
         *(aten.scalar_tensor.default, aten.zeros.default, aten.ones.default, aten.full.default),
+        aten.empty.memory_format,
     )
 )
 # Large enough for the parameters of big weights in small groups, too small for weights.

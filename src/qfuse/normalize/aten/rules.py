@@ -26,6 +26,7 @@ from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
+from qfuse.normalize.aten.linear.wide_einsum import SpellWideEinsum
 from qfuse.normalize.aten.qdq.addcmul import SpellAddcmul
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
@@ -43,6 +44,7 @@ from qfuse.normalize.aten.qdq.quantize import QuantizeChain
 from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
 from qfuse.normalize.aten.qdq.rounded_weight import StoreRoundedWeight
 from qfuse.normalize.aten.qdq.scale_of_product import ScaleOfProduct
+from qfuse.normalize.aten.qdq.second_scale import FoldSecondScale
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
 from qfuse.normalize.aten.views.drop_expand import DropExpand
@@ -60,6 +62,7 @@ from qfuse.rewrite.rule import Rule
 _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
+    SpellWideEinsum,
     FoldAddmmFactors,
     # Products of quantized values with all their scales and corrections; then the remaining integer
     # products, which have to be correct on every machine.
@@ -97,6 +100,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     ChooseAsymmetric,
     DequantizeChain,
     RegroupDequantize,
+    # Scales in two levels are one.
+    FoldSecondScale,
     # Integers that a graph computes in floats have no offset.
     FoldIntegers,
     FloatOffset,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -10,14 +12,17 @@ from torch.fx.node import map_arg
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.constants import is_constant_expression, operands_first
+from qfuse.ir.ops.constants import constant_value, is_constant_expression, operands_first
 from qfuse.ir.ops.views import bits_equal, has_values, result_of
-from qfuse.rewrite.prelude import Node, Rewriter, aten
+from qfuse.ir.sizes import Size
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter, aten
 
 # Larger tensors are compared by identity.
 _LIMIT = 1 << 22
 # A weight that the graph quantizes. A dequantized weight would be larger than the stored one.
 _QUANTIZING = (ops.quantize, ops.choose_qparams)
+# Scales of large weights in small groups are not larger; weights are.
+_PARAMETERS = 1 << 20
 
 
 def evaluated(node: Node) -> torch.Tensor | None:
@@ -39,7 +44,35 @@ def evaluated(node: Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-def _called(node: Node, known: dict[Node, Any]) -> object:
+def parameter_value(node: object) -> torch.Tensor | None:
+    """Return the value of a scale or offset that depends only on constants, or ``None``.
+
+    Unlike :func:`~qfuse.ir.ops.constants.constant_value`, through a dequantize: the scales of a
+    weight may be quantized themselves.
+    """
+    known = constant_value(node)
+    if known is not None or not isinstance(node, Node) or not is_constant_expression(node):
+        return known
+    values: dict[Node, Any] = {}
+    for top in operands_first(node):
+        fake = top.meta.get("val")
+        if not isinstance(fake, torch.Tensor) or not _is_small(fake.shape):
+            return None
+        values[top] = _called(top, values, (ops.dequantize,))
+        if not isinstance(values[top], torch.Tensor) or not has_values(values[top]):
+            return None
+    result: torch.Tensor = values[node]
+    return result
+
+
+def _is_small(shape: Sequence[Size]) -> bool:
+    sizes = [size for size in shape if isinstance(size, int)]
+    return len(sizes) == len(shape) and prod(sizes) <= _PARAMETERS
+
+
+def _called(
+    node: Node, known: dict[Node, Any], ours: Collection[OpOverload] = _QUANTIZING
+) -> object:
     """Return the value of a constant, or of a deterministic call of known values."""
     if node.op == "get_attr":
         return constant_of(node)
@@ -51,11 +84,14 @@ def _called(node: Node, known: dict[Node, Any]) -> object:
     # Another library's op may have effects, and a random one has other values in each call.
     if op is None or torch.Tag.nondeterministic_seeded in op.tags:
         return None
-    if op.namespace != "aten" and op not in _QUANTIZING:
+    if op.namespace != "aten" and op not in ours:
         return None
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: known[n])
     with torch.no_grad():
-        return op(*args, **kwargs)
+        made = op(*args, **kwargs)
+    # Memory that a graph writes parts to may have any values where it does not; these are the same
+    # in every compilation.
+    return made.zero_() if op is aten.empty.memory_format else made
 
 
 def is_unit(scale: Node) -> bool:

@@ -13,6 +13,7 @@ from qfuse.ir.aten import aten
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import shape_of, tensor_of
 from qfuse.ir.sizes import Size, same_size
+from qfuse.optimize.match.float_side import refuse_float_side
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -39,13 +40,15 @@ class EinsumSite:
     Attributes:
         node: The einsum.
         operands: Its operands, each with the order of axes ``[*batch, rows, columns]``; ``None`` is
-            a batch axis that only the other one has.
+            an axis that only the other one has, or the one row or column of a vector.
         order: The order of axes of the result, as axes of the product.
+        one: The axis of the product that the result lacks: the one row or column of a vector.
     """
 
     node: Node
     operands: tuple[tuple[Node, Axes], ...]
     order: tuple[int, ...]
+    one: int | None = None
 
 
 class SpellEinsum(Rule[EinsumSite]):
@@ -66,11 +69,12 @@ class SpellEinsum(Rule[EinsumSite]):
     one of the result is that of the rows or columns. The others are batch axes along which the
     other operand is broadcast, as keys are to the queries of a group in ``"bhgqd,bhkd->bhgqk"``.
 
-    Dots stand for as many letters.
+    Dots stand for as many letters. An operand without a letter of its own is one row or column for
+    each entry of the batch, as tokens are to the weights of their experts in ``"tk,tnk->tn"``.
 
     Refuses: a float operand; repeated letters and sums of one operand; more or less than one letter
-    that is summed; an operand without a letter of its own; a result whose strides are not those of
-    a product.
+    that is summed; two operands without a letter of their own; a result whose strides are not those
+    of a product.
     """
 
     name = "spell-einsum"
@@ -84,20 +88,21 @@ class SpellEinsum(Rule[EinsumSite]):
         assert isinstance(operands, (list, tuple)), "operands are a list"
         nodes = [operand for operand in operands if isinstance(operand, Node)]
         if len(nodes) != _OPERANDS or any(as_dequantize(operand) is None for operand in nodes):
-            text = "it does not multiply two quantized tensors"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
+            return _refuse_float(node, nodes)
         terms, arrow, result = str(a["equation"]).replace(" ", "").partition("->")
         each = terms.split(",") if arrow else []
         each, result = _without_dots(nodes, each, result)
-        if not _multiplies_matrices(each, result):
+        full, whole = _with_vector(each, result)
+        if not _multiplies_matrices(full, whole):
             text = "{} is not a product of matrices"
             return Miss(MissCode.PATTERN, node, text, a["equation"], progress=2)
-        made = _memory_order(tensor_of(node), each, result)
+        value = tensor_of(node)
+        made = _memory_order(value if whole == result else value.unsqueeze(0), full, whole)
         if made is None:
             text = "the strides {} of the result are not those of a product of matrices"
-            return Miss(MissCode.SHAPE, node, text, tensor_of(node).stride(), progress=3)
+            return Miss(MissCode.SHAPE, node, text, value.stride(), progress=3)
         # The product of both swapped, if the letter of the right operand comes first.
-        if made[-2] not in each[0]:
+        if made[-2] not in full[0]:
             each, nodes = each[::-1], nodes[::-1]
         (summed,) = (name for name in each[0] if name not in result)
         left, right = (*made[:-1], summed), (*made[:-2], summed, made[-1])
@@ -107,13 +112,27 @@ class SpellEinsum(Rule[EinsumSite]):
             details = tuple(shape_of(x)), tuple(shape_of(other))
             return Miss(MissCode.SHAPE, node, text, *details, progress=2)
         operands = (x, _axes(left, each[0])), (other, _axes(right, each[1]))
-        return EinsumSite(node, operands, tuple(map(made.index, result)))
+        one = next((axis for axis, name in enumerate(made) if name not in result), None)
+        kept = [name for name in made if name in result]
+        return EinsumSite(node, operands, tuple(map(kept.index, result)), one)
 
     def rewrite(self, site: EinsumSite, rw: Rewriter) -> None:
         """Permute the operands, multiply, and permute the result."""
         operands = [_arranged(rw, operand, axes) for operand, axes in site.operands]
         product = rw.call(aten.matmul.default, *operands)
+        if site.one is not None:
+            product = rw.call(aten.squeeze.dim, product, site.one)
         rw.replace(site.node, _permuted(rw, product, site.order))
+
+
+def _refuse_float(node: Node, operands: Sequence[Node]) -> Miss:
+    known = [as_dequantize(operand) for operand in operands]
+    if len(known) != _OPERANDS or not any(known):
+        text = "it does not multiply two quantized tensors"
+        return Miss(MissCode.PATTERN, node, text, progress=0)
+    sides = "left", "right"
+    (at,) = (index for index, quantized in enumerate(known) if quantized is None)
+    return refuse_float_side(sides[at], operands[at], operands[1 - at])
 
 
 def _arranged(rw: Rewriter, value: Node, axes: Axes) -> Node:
@@ -157,6 +176,19 @@ def _without_dots(
         for term, count in zip(terms, counts, strict=True)
     ]
     return each, result.replace(_DOTS, letters)
+
+
+def _with_vector(terms: Sequence[str], result: str) -> tuple[list[str], str]:
+    """Give the operand that has no letter of its own one, of size 1, and the result too."""
+    each = list(terms)
+    if len(each) != _OPERANDS:
+        return each, result
+    vectors = [side for side, term in enumerate(each) if set(term) <= set(each[1 - side])]
+    if len(vectors) != 1:
+        return each, result
+    letter = next(name for name in ascii_letters if name not in "".join((*each, result)))
+    each[vectors[0]] += letter
+    return each, letter + result
 
 
 def _multiplies_matrices(terms: Sequence[str], result: str) -> bool:

@@ -8,9 +8,10 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.matmul import MATMULS, FusedMatmul, as_matmul
 from qfuse.ir.ops.qdq import as_dequantize
-from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
+from qfuse.ir.ops.views import shape_of, tensor_of
 from qfuse.ir.sizes import is_row_major
 from qfuse.optimize.fuse.epilogue import replace_by
+from qfuse.optimize.match.float_side import refuse_float_side
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule
 
 _MATRIX = 2
@@ -53,10 +54,8 @@ class FuseMatmul(Rule[FusedMatmul]):
         for side, operand in operands.items():
             quantized = found[side]
             if quantized is None:
-                text = "the {} operand is {}, the other one is quantized"
-                return Miss(
-                    MissCode.NOT_QUANTIZED, operand, text, side, dtype_of(operand), progress=2
-                )
+                rest = product.other if side == "left" else product.x
+                return refuse_float_side(side, operand, rest)
             if constant_of(quantized.q) is not None:
                 text = "the {} operand is a constant, this op multiplies two activations"
                 return Miss(MissCode.PATTERN, quantized.q, text, side, progress=2)

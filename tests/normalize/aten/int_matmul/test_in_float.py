@@ -9,6 +9,7 @@ from torch.fx import Node
 
 import qfuse
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
@@ -47,13 +48,37 @@ def test_refuses_sums_that_float32_rounds(k: int, dtype: torch.dtype) -> None:
     assert refusal(finish(b, y), FuseIntProduct()) == (MissCode.RANGE, y.name)
 
 
-def test_refuses_a_zero_point() -> None:
+def shifted(zero: int | torch.Tensor, k: int, dtype: torch.dtype = torch.int8) -> CapturedGraph:
+    """Return a product from whose activation a zero point is subtracted."""
     b = GraphBuilder()
-    x = b.call(aten._to_copy.default, b.arg("x", torch.int8, 3, 8), dtype=torch.int32)
-    w = b.const("w", torch.ones(8, 6, dtype=torch.int8))
+    x = b.call(aten._to_copy.default, b.arg("x", dtype, 3, k), dtype=torch.int32)
+    w = b.const("w", torch.full((k, 6), -128, dtype=torch.int8))
     right = b.call(aten._to_copy.default, w, dtype=torch.int32)
-    y = b.call(aten.mm.default, b.call(aten.sub.Tensor, x, 3), right)
-    assert refusal(finish(b, y), FuseIntProduct()) == (MissCode.ARGUMENT, y.name)
+    by = b.const("z", zero) if isinstance(zero, torch.Tensor) else zero
+    return finish(b, b.call(aten.mm.default, b.call(aten.sub.Tensor, x, by), right))
+
+
+@pytest.mark.parametrize("zero", [300, -129, torch.ones(3, 1, dtype=torch.int32)], ids=str)
+def test_refuses_other_zero_points(zero: int | torch.Tensor) -> None:
+    assert refusal(shifted(zero, 8), FuseIntProduct()) == (MissCode.ZERO_POINT, "mm_default")
+
+
+def test_a_zero_point_lowers_the_number_of_exact_terms() -> None:
+    assert refusal(shifted(127, 515), FuseIntProduct()) == (MissCode.RANGE, "mm_default")
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("zero", "k", "dtype"), [(9, 64, torch.int8), (127, 514, torch.int8), (128, 1024, torch.uint8)]
+)
+def test_a_known_zero_point_is_that_of_the_dequantize(
+    zero: int, k: int, dtype: torch.dtype
+) -> None:
+    for by in (zero, torch.tensor(zero, dtype=torch.int32)):
+        x = torch.full((3, k), torch.iinfo(dtype).min, dtype=dtype)
+        x[1:, ::3] = 77
+        fired = assert_same_values(shifted(by, k, dtype), [x], FuseIntProduct(), exact=True).fired
+        assert fired == {"fuse-int-product": 1}
 
 
 @pytest.mark.numeric

@@ -86,6 +86,22 @@ def test_refuses_a_float8_result() -> None:
     assert miss.reason == "its result is torch.float8_e4m3fn"
 
 
+def test_torch_rounds_activations_of_dynamic_4_bit_products_away_from_zero() -> None:
+    """Why ``_dyn_quant_matmul_4bit`` is not imported: a quantize rounds ties to even."""
+    size = 32
+    ones = torch.full((size, size), 8, dtype=torch.uint8) + torch.eye(size, dtype=torch.uint8)
+    packed = ATEN._dyn_quant_pack_4bit_weight(
+        ones[:, 1::2] << 4 | ones[:, ::2], torch.ones(size, 1), None, size, size, size
+    )
+    x = torch.zeros(1, size)
+    x[0, :4] = torch.tensor([0.5, 2.5, -0.5, -2.5])
+    # The range makes the scale 1, so that these values are ties.
+    x[0, 4:6] = torch.tensor([-128.0, 127.0])
+    y = ATEN._dyn_quant_matmul_4bit(x, packed, size, size, size)
+    assert y[0, :4].tolist() == [1.0, 3.0, -1.0, -3.0]
+    assert y[0, :4].tolist() != x[0, :4].round().tolist()
+
+
 def test_an_op_without_canonical_form_is_named() -> None:
     weight = torch.randint(0, 256, (8, 16), dtype=torch.uint8)
     packed = ATEN._dyn_quant_pack_4bit_weight(weight, torch.rand(8), None, 32, 32, 8)
@@ -95,4 +111,5 @@ def test_an_op_without_canonical_form_is_named() -> None:
     close(done(x), source(x), 0)
     (note,) = (n for n in done.report.notes if n.warn)
     assert "_dyn_quant_matmul_4bit stays as it is: it rounds activations half away" in note.text
+    assert "Use Int8DynamicActivationIntxWeightConfig" in note.text
     assert "the quantized ops are not supported" in str(done.report)

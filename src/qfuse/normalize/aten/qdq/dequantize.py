@@ -19,6 +19,7 @@ from qfuse.normalize.aten.qdq.scale_factor import (
     scale_factor,
 )
 from qfuse.normalize.match.broadcast import block_of
+from qfuse.normalize.match.constants import parameter_value
 from qfuse.normalize.match.lookup import lookup_of
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
@@ -71,7 +72,7 @@ def _unviewed(node: Node) -> Node:
 @guard(MissCode.NOT_CONSTANT, "the factor is not known to be a scale", at="scale")
 def _is_scale(q: Node, scale: Argument) -> bool:
     # `q * x` with an activation `x` has the same form, and is no dequantize.
-    known = not isinstance(scale, Node) or constant_value(scale) is not None
+    known = not isinstance(scale, Node) or parameter_value(scale) is not None
     return known or (isinstance(scale, Node) and _is_parameter(q, scale))
 
 

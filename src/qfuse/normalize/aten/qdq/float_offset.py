@@ -11,7 +11,7 @@ from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.constants import constant_params, constant_value, is_constant_expression
+from qfuse.ir.ops.constants import constant_params, is_constant_expression
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, has_values, shape_of
 from qfuse.ir.quant.element import Element
@@ -19,7 +19,7 @@ from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
 from qfuse.ir.sizes import same_shape
 from qfuse.normalize.aten.qdq.float_zero_point import offset_of, offset_spec
 from qfuse.normalize.match.broadcast import padded
-from qfuse.normalize.match.constants import derived, evaluated
+from qfuse.normalize.match.constants import derived, evaluated, parameter_value
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -159,7 +159,7 @@ def _summands(node: Node) -> tuple[Dequantize, torch.Tensor] | None:
 def _number(value: object) -> torch.Tensor | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return torch.tensor(float(value), dtype=torch.float64)
-    known = constant_value(value)
+    known = parameter_value(value)
     usable = known is not None and has_values(known) and known.is_floating_point()
     return known if usable else None
 

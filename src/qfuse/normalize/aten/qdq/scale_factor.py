@@ -18,7 +18,7 @@ from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name, dtype_range
 from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.normalize.match.broadcast import block_of, padded
-from qfuse.normalize.match.constants import derived
+from qfuse.normalize.match.constants import derived, parameter_value
 from qfuse.normalize.match.quantized_values import as_integers, integers_of
 from qfuse.normalize.match.quotients import may_divide_by_zero
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
@@ -91,7 +91,7 @@ def scale_factor(
     if _is_per_element(shape, shape_of(by)):
         text = "a scale of shape {} has one entry per element, so it is only a factor"
         return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)))
-    value = constant_value(by)
+    value = parameter_value(by)
     if value is None or transpose_source(by) is not None:
         # A transposed scale is not folded, so that the transpose of its weight can cancel it.
         factor = Factor(by, padded(shape_of(by), len(shape)), None, "scale")

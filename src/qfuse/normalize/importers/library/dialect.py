@@ -42,7 +42,8 @@ LIBRARY = Dialect(
         "aten::_scaled_mm_v2": "its operands have no canonical form",
         "aten::_scaled_grouped_mm": _GROUPED,
         "aten::_dyn_quant_matmul_4bit": (
-            "it rounds activations half away from zero, which no canonical quantize does"
+            "it rounds activations half away from zero, and a quantize rounds them half to even: "
+            "values at a tie would be one step off. Use Int8DynamicActivationIntxWeightConfig"
         ),
         "torchao::da8w4_linear_cpu": (
             "its packed layout depends on how torchao was built, and is not documented"
