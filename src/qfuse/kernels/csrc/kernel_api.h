@@ -366,12 +366,9 @@ struct Path {
   // Multiplies a tile of any height and writes what `finish` writes of its sums, without storing
   // them. Returns false, with nothing written, where the epilogue is none that it takes: that
   // depends neither on the rows nor on their number. Null where a path has none.
-  bool (*multiply_quantized)(const Tile& tile, const Epilogue& epilogue, int64_t row,
-                             int64_t column);
+  bool (*multiply_quantized)(const Tile& tile, const Epilogue& e, int64_t row, int64_t column);
   void (*depthwise)(const DepthwiseTile& tile, int32_t* sums);
-  // Likewise.
-  bool (*depthwise_quantized)(const DepthwiseTile& tile, const Epilogue& epilogue, int64_t row,
-                              int64_t column);
+  bool (*depthwise_quantized)(const DepthwiseTile& tile, const Epilogue& e, int64_t row, int64_t column);
   void (*copy_rows)(const PatchRows& rows);
   // `sums` are int32, or float32 if the epilogue says so.
   // Writes `rows` rows from `row` on, features [column, column + columns).
