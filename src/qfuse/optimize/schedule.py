@@ -29,7 +29,6 @@ from qfuse.optimize.fold.shift import FoldShift
 from qfuse.optimize.fuse.activation import FuseActivationQuantize
 from qfuse.optimize.fuse.convolution import FuseConvolution
 from qfuse.optimize.fuse.convolution_pad import FusePad
-from qfuse.optimize.fuse.einsum import SpellEinsum
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
 from qfuse.optimize.fuse.epilogue_add import FuseAdd
 from qfuse.optimize.fuse.epilogue_batch_norm import FuseBatchNorm
@@ -42,7 +41,6 @@ from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.fuse.matmul import FuseMatmul
 from qfuse.optimize.fuse.norm import FuseNormQuantize
 from qfuse.optimize.fuse.output_quantize import FuseOutputQuantize
-from qfuse.optimize.fuse.product_sum import SpellProductSum
 from qfuse.optimize.fuse.softmax import FuseSoftmaxQuantize
 from qfuse.optimize.fuse.stored_norm import FuseStoredNorm
 from qfuse.optimize.fuse.stored_softmax import FuseStoredSoftmax
@@ -60,6 +58,8 @@ from qfuse.optimize.propagate.lift_requantize import LiftRequantize
 from qfuse.optimize.propagate.sink_below_bag_lookup import SinkBelowBagLookup
 from qfuse.optimize.propagate.sink_below_collective import SinkBelowCollective
 from qfuse.optimize.propagate.sink_dequantize import SinkDequantize
+from qfuse.optimize.spell.einsum import SpellEinsum
+from qfuse.optimize.spell.product_sum import SpellProductSum
 from qfuse.optimize.splits.cancel_split import CancelSplit
 from qfuse.optimize.splits.merge_splits import MergeSplits
 from qfuse.optimize.splits.sink_split import SinkSplit

@@ -90,6 +90,17 @@ def test_largest_sums_are_exact() -> None:
     assert fired == {"fuse-int-layer": 1}
 
 
+@pytest.mark.numeric
+def test_views_behind_the_cast() -> None:
+    b = GraphBuilder()
+    x = b.call(aten._to_copy.default, b.arg("x", torch.int8, 2, 4, 8), dtype=torch.int32)
+    w = b.call(aten._to_copy.default, b.const("w", codes(5, 8)), dtype=torch.int32)
+    y = b.call(aten.linear.default, b.call(aten.view.default, x, [8, 8]), w)
+    program = finish(b, y)
+    fired = assert_same_values(program, random_inputs(program), FuseIntLayer(), exact=True).fired
+    assert fired == {"fuse-int-layer": 1}
+
+
 def test_refuses_sums_that_float32_rounds() -> None:
     assert refusal(source(kind="linear", k=1025), FuseIntLayer())[0] is MissCode.RANGE
     assert refusal(source(k=114), FuseIntLayer())[0] is MissCode.RANGE

@@ -20,7 +20,11 @@ from qfuse.ir.quant.spec import dtype_range
 from qfuse.normalize.aten.convolution.weight import constant_zero_point
 from qfuse.normalize.aten.qdq.scale_factor import Factor
 from qfuse.normalize.match.constants import is_unit, unit_scale
-from qfuse.normalize.match.quantized_values import full_range_spec, quantized_values
+from qfuse.normalize.match.quantized_values import (
+    QuantizedValues,
+    full_range_spec,
+    quantized_values,
+)
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -45,11 +49,13 @@ class IntegerOperand:
         value: The cast or difference.
         q: The 8-bit values.
         zero: What is subtracted from them.
+        stored: The 8-bit values with views between them and the cast; ``None`` without any.
     """
 
     value: Node
     q: Node
     zero: Factor | None
+    stored: QuantizedValues | None = None
 
     @property
     def largest(self) -> int:
@@ -62,10 +68,11 @@ class IntegerOperand:
 
     def build(self, rw: Rewriter) -> Node:
         """Dequantize the values with the scale 1 to float32."""
-        rank = len(shape_of(self.q))
+        rank = len(shape_of(self.value))
         spec = full_range_spec(self.q, (None,) * rank, torch.float32)
         zero = None if self.zero is None else self.zero.build(rw)
-        return rw.call(ops.dequantize, self.q, unit_scale(rw, self.q, rank), zero, str(spec))
+        q = self.q if self.stored is None else self.stored.build(rw)
+        return rw.call(ops.dequantize, q, unit_scale(rw, self.q, rank), zero, str(spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +157,8 @@ def _operand(value: Node) -> IntegerOperand | Miss:
     if made is not None and is_unit(made.params.scale) and made.params.zero_point is None:
         return IntegerOperand(value, made.q, None)
     stored = quantized_values(value)
-    if stored is None or stored.views or dtype_of(stored.q) not in BYTES:
+    if stored is None or dtype_of(stored.q) not in BYTES:
         text = "{} is not a cast of 8-bit values"
         return Miss(MissCode.DTYPE, value, text, value.name, progress=1)
     zero = constant_zero_point(value, stored.zero, dtype_of(stored.q))
-    return zero if isinstance(zero, Miss) else IntegerOperand(value, stored.q, zero)
+    return zero if isinstance(zero, Miss) else IntegerOperand(value, stored.q, zero, stored)

@@ -10,7 +10,7 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.matmul import as_fused_matmul
 from qfuse.optimize import optimize
-from qfuse.optimize.fuse.product_sum import SpellProductSum
+from qfuse.optimize.spell.product_sum import SpellProductSum
 from qfuse.rewrite.clone import clone
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.rules import assert_same_values, golden, refusal

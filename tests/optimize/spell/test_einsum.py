@@ -11,7 +11,7 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops.matmul import as_fused_matmul
 from qfuse.optimize import optimize
-from qfuse.optimize.fuse.einsum import SpellEinsum
+from qfuse.optimize.spell.einsum import SpellEinsum
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss

@@ -1,0 +1,1 @@
+"""Write products in other forms as products of matrices."""
