@@ -52,6 +52,27 @@ def test_every_width_and_range(isa: str, features: int, dtype: torch.dtype) -> N
             check(case.with_options(epilogue=text), output_of(dtype, low, high, zero))
 
 
+@pytest.mark.parametrize("features", [16, 24, 33, 64, 96])
+@pytest.mark.parametrize("pixels", range(1, 14))
+def test_every_number_of_pixels(isa: str, pixels: int, features: int) -> None:
+    """Tiles of six, three and one rows; depthwise pixels by two and one."""
+    del isa
+    cases = [
+        convolution((1, 8, 1, pixels), features, window(1, 1)),
+        convolution((1, 5, 2, pixels), features, window(1, 3, padding=1)),
+        depthwise((1, features, 3, pixels), window(3, 3, padding=1)),
+        depthwise((1, features, 2, 2 * pixels), window(2, 2, stride=2)),
+    ]
+    output = output_of(torch.uint8, zero=31)
+    for case, text in itertools.product(cases, ("", "act(hardswish)")):
+        check(case.with_options(epilogue=text), output)
+    q = codes((1, features, 1, pixels), torch.int8)
+    extra = (q.float() - 5) * torch.tensor(0.0371)
+    sums = cases[0].with_options(extras=[extra], epilogue="add(0,0.5)")
+    added = sums.with_options(extras=[q], epilogue="add(0,0.5,0.0371,5)")
+    assert torch.equal(added.run_quantized(**output), quantized(sums.expected(), output))
+
+
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("dtype", STORED)
 def test_a_quantized_addend(isa: str, features: int, dtype: torch.dtype) -> None:
