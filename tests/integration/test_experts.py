@@ -16,22 +16,24 @@ def real(s: Model) -> torch.Tensor:
     return s.w.float() * s.s  # type: ignore[operator]
 
 
+LOOKED_UP = "for each row, and no kernel multiplies float activations by such weights"
+
 FORMS: dict[str, tuple[Form, str]] = {
     "lookup, dequantize, bmm": (
         lambda s, x, ids: (x[:, None] @ (s.w[ids].float() * s.s[ids]))[:, 0],  # type: ignore[index]
-        "the left operand is torch.float32",
+        LOOKED_UP,
     ),
     "dequantize, lookup, bmm": (
         lambda s, x, ids: torch.bmm(x[:, None], real(s)[ids])[:, 0],
-        "the left operand is torch.float32",
+        LOOKED_UP,
     ),
     "dequantize, lookup, transposed bmm": (
         lambda s, x, ids: torch.bmm(real(s)[ids].transpose(1, 2), x[:, :, None])[:, :, 0],
-        "the right operand is torch.float32",
+        LOOKED_UP,
     ),
     "dequantize, index_select, einsum": (
         lambda s, x, ids: torch.einsum("tk,tkn->tn", x, torch.index_select(real(s), 0, ids)),
-        "its float values are used by aten.einsum",
+        LOOKED_UP,
     ),
 }
 

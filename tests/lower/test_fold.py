@@ -41,9 +41,9 @@ def held(program: StageGraph) -> int:
 
 
 def test_a_small_weight_without_a_kernel_stays_quantized() -> None:
-    # One that no fused op covers: every entry is summed with a mask.
+    # One that no fused op covers: the greatest of products.
     source = Model(
-        lambda s, x: torch.einsum("tk,ekn->etn", x, s.w.float() * s.s).amax(0),
+        lambda s, x: (x[:, None, :, None] * (s.w.float() * s.s)).amax(2),
         w=torch.randint(-127, 128, (4, 32, 48), dtype=torch.int8),
         s=torch.rand(4, 1, 48),
     )
