@@ -31,11 +31,16 @@ QFUSE_INLINE void add_tile(const qfuse::Tile& t, const uint8_t* a, __m512i* tota
   }
 }
 
+// The operand of a row is read once, and its rows lie far apart: no hardware prefetches them, and
+// the products of a tile outlast the instructions that a core looks ahead.
+constexpr int64_t kTilesAhead = 2;
+
 // Rows of a tile, from `row` of it on, to `out`.
 template <int Rows, int Vectors, class Step>
 QFUSE_INLINE void quantize_products(const qfuse::Tile& t, int64_t row, const qfuse::Epilogue& e,
                                     const SmallColumns<Vectors>& c, Step& step,
                                     const ClampedStore<Vectors>& store, int8_t* out) {
+  Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA { step.prefetch(kTilesAhead * Rows + R); });
   __m512i total[Rows * Vectors];
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
     total[I] = bits<__m512i>(-c.offset[I % Vectors]);

@@ -8,9 +8,11 @@ namespace {
 
 // What is applied to floats, a row after the other: `apply`, or where `stays_small` holds
 // `apply_to_small`, to `count` floats from column `at` on. `reach` is at least the magnitude of
-// all that is computed from floats of the magnitude `y`.
+// all that is computed from floats of the magnitude `y`. `prefetch` asks for what is read of the
+// row that is so many rows further on.
 struct NoStep {
   QFUSE_INLINE NoStep(const qfuse::Epilogue&, int64_t, int64_t) {}
+  QFUSE_INLINE void prefetch(int64_t) const {}
   QFUSE_INLINE void advance() {}
   QFUSE_INLINE Floats apply(Floats y, int64_t, int64_t) const { return y; }
   QFUSE_INLINE Floats apply_to_small(Floats y, int64_t, int64_t) const { return y; }
@@ -40,6 +42,7 @@ struct Addend {
     from = static_cast<const int8_t*>(x.data) + row * x.ld + column;
     ld = x.ld;
   }
+  QFUSE_INLINE void prefetch(int64_t rows) const { __builtin_prefetch(from + rows * ld); }
   QFUSE_INLINE void advance() { from += ld; }
   QFUSE_INLINE Floats apply(Floats y, int64_t at, int64_t count) const {
     const Bytes bytes = load<Bytes>(from + at, count);
