@@ -184,7 +184,7 @@ def test_compiled_modules() -> None:
 
 
 def test_scripted_modules() -> None:
-    with pytest.warns(DeprecationWarning, match=r"torch\.jit\.script"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match=r"torch\.jit\.script"):
         model = torch.jit.script(nn.Linear(2, 2))
     with pytest.raises(CaptureError, match="TorchScript"):
         capture(model, (torch.randn(2, 2),))
