@@ -78,6 +78,8 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     # Down, below every op that `optimize/commute` covers.
     SinkDequantize,
     SinkBelowBagLookup,
+    # A factor that keeps them apart, once activations behind it are part of the quantize.
+    FoldRequantizedFactor,
     # Where the two meet: cancelling is cheapest, then one fused op, then two ops.
     CancelQuantize,
     FuseRange,
@@ -95,7 +97,6 @@ FOLD_RULES: tuple[type[Rule[Any]], ...] = (
     FoldShift,
     SinkPowerOfTwo,
     SinkFactor,
-    FoldRequantizedFactor,
 )
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)

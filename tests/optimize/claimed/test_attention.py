@@ -203,9 +203,12 @@ def test_a_float_result_with_other_users_stays_float() -> None:
     assert [node.target for node in program.graph.nodes].count(ops.quantize) == 1
 
 
+def floats(b: GraphBuilder) -> Node:
+    return b.call(OP, *[b.arg(name, torch.float32, 2, 3, 8) for name in "qkv"])
+
+
 def test_a_quantized_result_is_enough() -> None:
-    parts = lambda b: [b.arg(name, torch.float32, 2, 3, 8) for name in "qkv"]  # noqa: E731
-    program = source(lambda b: b.call(OP, *parts(b)))
+    program = source(floats)
     apply_rules(program, [FuseAttention()])
     fused = the_attention(program)
     assert fused.query_params is None
@@ -215,10 +218,7 @@ def test_a_quantized_result_is_enough() -> None:
 @pytest.mark.parametrize(
     ("form", "code"),
     [
-        (
-            lambda b: b.call(OP, *[b.arg(name, torch.float32, 2, 3, 8) for name in "qkv"]),
-            MissCode.NOT_QUANTIZED,
-        ),
+        (floats, MissCode.NOT_QUANTIZED),
         (lambda b: b.call(OP, *three(b), None, 0.25), MissCode.ARGUMENT),
         # The scores would have more batches than the queries.
         (lambda b: masked(b, b.arg("m", torch.float32, 3, 1, 1, 3, 5)), MissCode.ARGUMENT),
