@@ -78,7 +78,7 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     # Down, below every op that `optimize/commute` covers.
     SinkDequantize,
     SinkBelowBagLookup,
-    # A factor that keeps them apart, once activations behind it are part of the quantize.
+    # A factor that keeps them apart, once activations after it are part of the quantize.
     FoldRequantizedFactor,
     # Where the two meet: cancelling is cheapest, then one fused op, then two ops.
     CancelQuantize,

@@ -253,7 +253,7 @@ def _looked_up(
     for last in quantizes:
         known = constant_params(last.params)
         if known is None or last.params.outer_scale is not None:
-            text = "the factor is not a power of two, and the scale behind it is not constant"
+            text = "the factor is not a power of two, and the scale after it is not constant"
             return Miss(MissCode.NOT_CONSTANT, last.node, text, progress=2)
         values = _values(site, known[0])
         if values is None:
