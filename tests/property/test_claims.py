@@ -20,7 +20,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.ir.signature.run import run_flat
 from qfuse.lower import claim_ops
 from qfuse.normalize import normalize
-from qfuse.optimize import optimize
+from qfuse.optimize import optimize, rules_for_claims
 from qfuse.rewrite.clone import clone
 from qfuse.testing.source import describe_difference, equal_but_for_nan
 
@@ -58,7 +58,8 @@ def test_claimed_and_expanded_ops_have_the_bits_of_their_references(
     case: CapturedCase, salt: int
 ) -> None:
     backend = Some(salt)
-    optimized = optimize(normalize(clone(case.program)))
+    added = rules_for_claims(backend.supported_ops)
+    optimized = optimize(normalize(clone(case.program)), added=added)
     lowered = claim_ops(clone(optimized), [backend])
     runner = run_claimed(lowered, [backend])
     for which in (0, 1):

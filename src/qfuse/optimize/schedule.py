@@ -18,6 +18,7 @@ from qfuse.ir.stages.verify import verify
 from qfuse.optimize.attention.broadcast_repeated_heads import BroadcastRepeatedHeads
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.attention.merge_queries import MergeQueries
+from qfuse.optimize.claimed.attention import FuseAttention
 from qfuse.optimize.claimed.average_pool import FuseAveragePool
 from qfuse.optimize.claimed.elementwise import FuseElementwise
 from qfuse.optimize.fold.batch_norm import FoldBatchNorm
@@ -77,6 +78,8 @@ MOVING_RULES: tuple[type[Rule[Any]], ...] = (
     # Down, below every op that `optimize/commute` covers.
     SinkDequantize,
     SinkBelowBagLookup,
+    # A factor that keeps them apart, once activations after it are part of the quantize.
+    FoldRequantizedFactor,
     # Where the two meet: cancelling is cheapest, then one fused op, then two ops.
     CancelQuantize,
     FuseRange,
@@ -94,7 +97,6 @@ FOLD_RULES: tuple[type[Rule[Any]], ...] = (
     FoldShift,
     SinkPowerOfTwo,
     SinkFactor,
-    FoldRequantizedFactor,
 )
 
 SPLIT_RULES: tuple[type[Rule[Any]], ...] = (CancelSplit, MergeSplits, SinkSplit)
@@ -136,7 +138,11 @@ ATTENTION_RULES: tuple[type[Rule[Any]], ...] = (
 )
 
 CLAIM_RULES: Mapping[OpOverload, type[Rule[Any]]] = MappingProxyType(
-    {ops.elementwise: FuseElementwise, ops.average_pool: FuseAveragePool}
+    {
+        ops.elementwise: FuseElementwise,
+        ops.average_pool: FuseAveragePool,
+        ops.scaled_dot_product_attention: FuseAttention,
+    }
 )
 """Rules of ops that only backends run, by these ops."""
 
@@ -230,8 +236,11 @@ def rules_for_claims(supported: Collection[OpOverload]) -> tuple[ScheduledRules,
 
     They run after products are fused, whose epilogues add, multiply and activate too.
     """
-    rules = tuple(rule for op, rule in CLAIM_RULES.items() if op in supported)
-    return (ScheduledRules(rules, after=Phase.FUSE),) if rules else ()
+    rules = [rule for op, rule in CLAIM_RULES.items() if op in supported]
+    if FuseAttention in rules:
+        # The phase of attention is later, and finds no copies of heads below a fused op.
+        rules.insert(0, FuseRepeatedHeads)
+    return (ScheduledRules(tuple(rules), after=Phase.FUSE),) if rules else ()
 
 
 def _instances(*rules: Rules) -> list[Rule[Any]]:

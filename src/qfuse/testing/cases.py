@@ -235,6 +235,9 @@ def _others() -> Iterator[BackendCase]:
         "masked softmax": lambda b, x: b.call(
             aten.softmax.int, b.call(aten.add.Tensor, x, b.const("mask", torch.randn(9, 7))), -1
         ),
+        "attention": _attention,
+        "masked attention": lambda b, x: _attention(b, x, b.const("mask", torch.randn(9, 9))),
+        "causal attention": lambda b, x: _attention(b, x, None, 0.0, True),
         "view": lambda b, x: b.call(aten.view.default, x, [2, 8, 63, 1]),
         "layer_norm": lambda b, x: b.call(aten.layer_norm.default, x, [7]),
         "silu": lambda b, x: b.call(aten.silu.default, x),
@@ -248,6 +251,11 @@ def _between(op: Callable[[GraphBuilder, Node], Node], dtype: torch.dtype, b: Gr
     """Add an op between a dequantize and a quantize."""
     x = _activation(b, b.arg("x", torch.float32, 2, 8, 9, 7), per_tensor(4, dtype))
     return _quantize(b, op(b, x), per_tensor(4, dtype), "out")
+
+
+def _attention(b: GraphBuilder, x: Node, *more: Argument) -> Node:
+    """Add an attention whose keys are another input."""
+    return b.call(aten.scaled_dot_product_attention.default, x, _other(b, x), x, *more)
 
 
 def _activation(b: GraphBuilder, x: Node, spec: QuantSpec | None) -> Node:

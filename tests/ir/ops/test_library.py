@@ -56,6 +56,12 @@ Tensor? out_outer_scale=None) -> Tensor
 average_pool(Tensor x, Tensor? x_scale, Tensor? x_zero_point, str x_spec, \
 Tensor? out_scale, Tensor? out_zero_point, str out_spec, str pool, \
 Tensor? x_outer_scale=None, Tensor? out_outer_scale=None) -> Tensor
+scaled_dot_product_attention(Tensor query, Tensor? query_scale, Tensor? query_zero_point, \
+str query_spec, Tensor key, Tensor? key_scale, Tensor? key_zero_point, str key_spec, \
+Tensor value, Tensor? value_scale, Tensor? value_zero_point, str value_spec, Tensor? mask, \
+Tensor? out_scale, Tensor? out_zero_point, str out_spec, str attention, \
+Tensor? query_outer_scale=None, Tensor? key_outer_scale=None, \
+Tensor? value_outer_scale=None, Tensor? out_outer_scale=None) -> Tensor
 """
 
 

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.activation import Activation
+from qfuse.ir.ops.claimed.attention import Attention
 from qfuse.ir.ops.claimed.average_pool import AveragePool
 from qfuse.ir.ops.claimed.elementwise import Elementwise
 from qfuse.ir.ops.convolution import FusedConvolution
@@ -36,6 +37,7 @@ _FUSED: tuple[type[Op], ...] = (
     Softmax,
     Elementwise,
     AveragePool,
+    Attention,
 )
 _DECLARATIONS: dict[OpOverload, type[Op]] = {d.overload: d for d in (*_CANONICAL, *_FUSED)}
 
@@ -49,6 +51,7 @@ matmul = FusedMatmul.overload
 rms_norm, layer_norm, activation = RmsNorm.overload, LayerNorm.overload, Activation.overload
 softmax = Softmax.overload
 elementwise, average_pool = Elementwise.overload, AveragePool.overload
+scaled_dot_product_attention = Attention.overload
 
 
 def declaration_of(op: OpOverload | None) -> type[Op] | None:

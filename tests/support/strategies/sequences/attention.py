@@ -42,7 +42,8 @@ def attention(g: SequenceGrower, x: Value, quantized: Quantizer) -> Value | None
         key, value = (repeat(g, part) for part in (key, value))
     if g.rank(query) == MOST_AXES and g.chance(3):
         op = aten.scaled_dot_product_attention.default
-        y = g.call(op, query.node, key.node, value.node)
+        causal, scale = g.draw_bool(), g.pick([None, 0.3])
+        y = g.call(op, query.node, key.node, value.node, None, 0.0, causal, scale=scale)
     else:
         y = _two_products(g, query, key, value, size, quantized)
     if not heads:
