@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import operator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from tests.support.captured_case import CapturedCase
 from tests.support.strategies.convolutions.cases import conv_cases
@@ -15,9 +17,13 @@ from torch._ops import OpOverload
 from torch.export import Dim
 from torch.fx import GraphModule, Node
 
+from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops.views import dtype_of, shape_of
 
 aten = torch.ops.aten
+
+# The sizes of images that `conv_cases` draws.
+_DRAWN = (9, 10, 11)
 
 _IN_PLACE: dict[OpOverload, OpOverload] = {
     aten.relu.default: aten.relu_.default,
@@ -45,6 +51,7 @@ def writing_modules(draw: st.DrawFn, *, exact: bool) -> tuple[CapturedCase, Grap
     itself gives is the truth.
     """
     case = draw(conv_cases(exact=exact))
+    assume(not _may_be_one(case.program))
     # An example with one image would not have a dynamic batch.
     first = {**case.sizes[0], "n": max(2, case.sizes[0]["n"])}
     case = replace(case, sizes=(first, case.sizes[1]))
@@ -80,11 +87,40 @@ def _same_type(x: Node, y: Node) -> bool:
     return dtype_of(x) == dtype_of(y)
 
 
+def _may_be_one(program: CapturedGraph) -> bool:
+    """Whether a size of an image is one for some of the drawn sizes, and more for others.
+
+    torch.export makes a guard for it, which excludes either.
+    """
+    images = {
+        size.node.expr: name
+        for node, spec in zip(_inputs(program), program.signature.inputs, strict=True)
+        for size, name in zip(shape_of(node), spec.shape, strict=True)
+        if isinstance(size, torch.SymInt) and name in {"h", "w"}
+    }
+    drawn = [dict(zip(images, sizes, strict=True)) for sizes in product(_DRAWN, repeat=len(images))]
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        sizes: tuple[Any, ...] = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and set(images) & size.node.expr.free_symbols:
+                found = {int(size.node.expr.subs(each)) for each in drawn}
+                if 1 in found and len(found) > 1:
+                    return True
+    return False
+
+
+def _inputs(program: CapturedGraph) -> list[Node]:
+    return list(program.graph.find_nodes(op="placeholder"))
+
+
 def dynamic_shapes(case: CapturedCase) -> dict[str, dict[int, Any]] | None:
     """What torch.export is told about the symbolic sizes."""
-    # No smaller images than those that are drawn: a strided window may give one pixel of them, for
-    # which torch.export makes a guard.
-    dims = {name: Dim(name, min=1 if name == "n" else 9, max=64) for name in ("n", "h", "w")}
+    # No other images than those that are drawn: a strided window may give one pixel of all of them,
+    # and torch.export makes a guard for that.
+    most = max(_DRAWN)
+    dims = {name: Dim(name, min=min(_DRAWN), max=most) for name in ("h", "w")}
+    dims["n"] = Dim("n", min=1, max=64)
     inputs = case.program.signature.inputs
     shapes = {
         spec.name: {
