@@ -112,8 +112,8 @@ def cases(
 ) -> tuple[tuple[int, ...], QuantSpec, torch.Tensor, torch.Tensor | None]:
     """A shape, a spec, and scale and zero point for them.
 
-    ``wide`` computes in float32 alone, with no reciprocal of a bfloat16 scale; ``fine`` quantizes float32 to integers in float32 or float64.
-    Neither filters: most specs would be, and hypothesis calls that a fault of the test.
+    ``wide`` computes in float32 alone, with no reciprocal of a bfloat16 scale; ``fine`` quantizes
+    float32 to integers in float32 or float64. Neither filters: most specs would be, and hypothesis calls that a fault of the test.
     """
     torch.manual_seed(draw(SEEDS))
     shape = draw(shapes(most=3))

@@ -209,6 +209,18 @@ def test_all_quantizes_behind_a_factor_decide() -> None:
     assert miss.code is MissCode.ARGUMENT
 
 
+def test_leaves_a_factor_that_is_a_scale() -> None:
+    b = GraphBuilder()
+    stored = b.arg("q", torch.uint8, 1, 1), b.const("s", torch.tensor([[0.01]])), None
+    real = b.call(ops.dequantize, *stored, str(per_tensor(2, torch.uint8)))
+    scale = b.call(aten.mul.Tensor, real, 0.5)
+    x, spec = b.arg("x", torch.float32, 1, 1), str(per_tensor(2))
+    program = b.done(
+        b.call(ops.quantize, x, scale, None, spec), b.call(ops.quantize, scale, scale, None, spec)
+    )
+    assert not apply_rules(program, [FoldRequantizedFactor()]).modified
+
+
 def test_leaves_a_factor_with_other_users() -> None:
     b = GraphBuilder()
     spec = per_tensor(2)

@@ -60,7 +60,7 @@ class RequantizedFactorSite:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _User:
     """A quantize, and what it reads for every quantized value in front of the factor.
 
     Attributes:
@@ -141,9 +141,8 @@ class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
         factor = None if source is None else _factor(by, source)
         if source is None or factor is None:
             return Miss(MissCode.PATTERN, node, "no dequantize is multiplied", progress=0)
-        quantizes = [as_quantize(user) for user in node.users]
-        known = [quantize for quantize in quantizes if quantize is not None]
-        if not known or len(known) < len(quantizes):
+        known = _quantizes(node)
+        if not known:
             return Miss(MissCode.PATTERN, node, "it is not only quantized", progress=0)
         wrong = factor[~((factor > 0) & factor.isfinite())]
         if len(wrong):
@@ -169,11 +168,19 @@ class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
         scaled = replace(site.dequantize, params=made)
         real = rw.call(ops.dequantize, *scaled.call_args())
         # The quantized values are equal, the floats are not.
-        for user in list(site.node.users):
-            last = as_quantize(user)
-            assert last is not None, "it was matched"
-            with rw.instead_of(user):
-                rw.replace(user, rw.call(ops.quantize, *replace(last, x=real).call_args()))
+        for last in _quantizes(site.node):
+            with rw.instead_of(last.node):
+                rw.replace(last.node, rw.call(ops.quantize, *replace(last, x=real).call_args()))
+
+
+def _quantizes(node: Node) -> list[Quantize]:
+    """Return the users of a node, none if some do other than quantize it.
+
+    A quantize may also have it as its scale.
+    """
+    found = [as_quantize(user) for user in node.users]
+    known = [q for q in found if q is not None and q.x is node and node not in q.params.tensors]
+    return known if len(known) == len(found) else []
 
 
 def _factor(by: object, source: Dequantize) -> torch.Tensor | None:
@@ -249,7 +256,7 @@ def _looked_up(
     site: RequantizedFactorSite, by: object, quantizes: Sequence[Quantize]
 ) -> RequantizedFactorSite | Miss:
     """Look up what becomes of every quantized value; return scales that change none."""
-    readers: list[_Reader] = []
+    users: list[_User] = []
     for last in quantizes:
         known = constant_params(last.params)
         if known is None or last.params.outer_scale is not None:
@@ -259,18 +266,18 @@ def _looked_up(
         if values is None:
             text = "the factor is not a power of two, and there are too many scales to look up"
             return Miss(MissCode.GRANULARITY, last.node, text, progress=2)
-        readers.append(_Reader(values, last.params.spec, known, _results(site, by, values)))
+        users.append(_User(values, last.params.spec, known, _results(site, by, values)))
     scale, left = site.scale, torch.ones(site.scale.shape, dtype=torch.bool)
     for steps in _STEPS:
         tried = replace(site, scale=_shifted(site.scale, steps))
         equal = torch.ones_like(left)
-        for reader in readers:
-            equal &= reader.agrees(tried)
+        for user in users:
+            equal &= user.agrees(tried)
         scale = torch.where(left & equal, tried.scale, scale)
         left &= ~equal
         if not bool(left.any()):
             return replace(site, scale=scale)
-    return next(r for r in readers if not bool(r.agrees(site).all())).difference(site)
+    return next(user for user in users if not bool(user.agrees(site).all())).difference(site)
 
 
 def _shifted(scale: torch.Tensor, steps: int) -> torch.Tensor:
