@@ -120,8 +120,9 @@ def _int8pack(g: SequenceGrower, x: Value, n: int) -> Value:
     if real is torch.bfloat16 and g.features(x) % _BLOCK:
         return _scaled_after(g, x, n)
     rows = _rows(g, x.node)
-    if not rows.meta["val"].is_contiguous():
-        # Torch refuses it: "A must be contiguous on the last dimension".
+    # Torch refuses other rows: "A must be contiguous on the last dimension". The fake kernels of
+    # quantizes give contiguous results where the ops themselves do not.
+    if x.node.op != "placeholder" or not rows.meta["val"].is_contiguous():
         rows = g.call(aten.clone.default, rows, memory_format=torch.contiguous_format)
     args = (values(g, n, g.features(x)), g.scale((n,), real))
     y = g.call(aten._weight_int8pack_mm.default, rows, *args)
