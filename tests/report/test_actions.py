@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from qfuse.analysis import LintFinding, Severity
-from qfuse.ir.events import Event, MissCode, Missed, Noted, Place
+from qfuse.ir.events import Estimated, Event, MissCode, Missed, Noted, Place
 from qfuse.report import Report
 
 FIRST = Place("a", "qfuse.quantize", "model.py:1: y", "layers.0")
@@ -55,3 +57,22 @@ def test_a_warning_about_an_import_stays_a_reason() -> None:
     note = Noted("normalize", "it is not known", FIRST, warn=True)
 
     assert actions(note) == [("import: it is not known", None, (FIRST,), None)]
+
+
+ATTENTION = Place("d", "aten.scaled_dot_product_attention", FIRST.source, FIRST.module)
+
+
+@pytest.mark.parametrize(
+    ("rule", "cause"),
+    [
+        ("merge-queries", "aten.scaled_dot_product_attention: it computes in float"),
+        ("fuse-attention", "fuse-attention: several tokens"),
+    ],
+)
+def test_a_product_is_not_float_because_it_was_not_merged(rule: str, cause: str) -> None:
+    costs = Estimated("optimize", ATTENTION, 100, 3e-6, 1e-6)
+    miss = Missed("optimize", rule, MissCode.SHAPE, "several tokens", ATTENTION, ATTENTION, 3)
+
+    ((text, *_),) = actions(costs, miss)
+
+    assert text == cause

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
 from qfuse.report.advice import OF_A_MODULE, Cause, advice_for
-from qfuse.report.misses import closest, explains_input
+from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
 
 _OTHER_ACTIVATIONS = ("the activation is quantized", "the activation is not quantized")
@@ -18,7 +18,9 @@ class Causes:
     def __init__(self, events: list[Event]) -> None:
         self._events = events
         self._kernels = kernels_of(events)
-        self._misses = closest(e for e in events if isinstance(e, Missed))
+        missed = [e for e in events if isinstance(e, Missed)]
+        self._misses = closest(missed)
+        self._unfused = closest(miss for miss in missed if not merges(miss))
         self._estimates = {e.place.node: e for e in events if isinstance(e, Estimated)}
         self._lowered = {e.place.node: e for e in events if isinstance(e, Lowered)}
         self._left = {e.place.node: e for e in events if isinstance(e, Left)}
@@ -109,7 +111,7 @@ class Causes:
 
     def _pays(self, place: Place) -> bool:
         """Whether a rule was legal there and did not pay."""
-        miss = self._misses.get(place.node)
+        miss = self._unfused.get(place.node)
         return miss is not None and miss.code is MissCode.PROFIT
 
     def _product(self, product: Estimated) -> tuple[Cause, Place, float | None] | None:
@@ -135,7 +137,7 @@ class Causes:
         for name in product.upstream:
             if name in self._warned:
                 return Cause(None, "import", self._warned[name].text)
-        own = self._misses.get(product.place.node)
+        own = self._unfused.get(product.place.node)
         inputs = [self._misses[name] for name in product.upstream if name in self._misses]
         inputs = [miss for miss in inputs if explains_input(miss)]
         # A weight that is computed by a chain that was not recognized only looks like a float.

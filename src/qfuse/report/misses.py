@@ -15,6 +15,10 @@ _RECOGNIZE = (
 _LEAST_PROGRESS = 2
 
 
+# Rules that make several products one, whatever their dtype.
+_MERGE = ("merge-", "fuse-repeated-heads")
+
+
 def closest(misses: Iterable[Missed]) -> dict[str, Missed]:
     """Return, by the name of the node, the miss of the rule that came closest.
 
@@ -31,6 +35,11 @@ def closest(misses: Iterable[Missed]) -> dict[str, Missed]:
 def explains_input(miss: Missed) -> bool:
     """Whether the miss is of a rule that would have recognized a quantization."""
     return miss.rule.startswith(_RECOGNIZE) and miss.progress >= _LEAST_PROGRESS
+
+
+def merges(miss: Missed) -> bool:
+    """Whether the miss is of a rule that merges products: it does not say why one is float."""
+    return miss.rule.startswith(_MERGE)
 
 
 def _rank(miss: Missed) -> int:
