@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -78,7 +75,6 @@ def settings() -> dict[str, Any]:
 def test_nothing_is_left_changed(target: Target) -> None:
     before = settings()
     measure(target, budget=0)
-    _torch_api.on_one_thread(lambda: None)
 
     assert settings() == before
 
@@ -112,47 +108,6 @@ def test_modes_of_the_caller_do_not_matter(target: Target) -> None:
     assert [node.op for node in graph.nodes] == ["placeholder", "call_function", "output"]
     # A fake product takes no time: its rate would be far beyond any machine's.
     assert 1e9 < profiles[0].f32_flops < 1e14
-
-
-ONE_THREAD = """
-import threading
-import torch
-from qfuse.cost import _torch_api
-
-def in_new_thread():
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    return seen[0]
-
-before = torch.get_num_threads()
-inside = _torch_api.on_one_thread(lambda: (torch.get_num_threads(), in_new_thread()))
-print(before, *inside, torch.get_num_threads(), in_new_thread())
-"""
-
-
-def test_one_thread_is_one_thread_for_that_thread_only() -> None:
-    # In a process that has two threads if there are two cores, whatever this one has.
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_THREAD],
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-
-    before, *after = done.stdout.split()
-    assert after == ["1", before, before, before]
-
-
-def test_errors_come_through_from_the_other_thread() -> None:
-    def fails() -> None:
-        raise ValueError("inside")
-
-    with pytest.raises(ValueError, match="inside"):
-        _torch_api.on_one_thread(fails)
 
 
 def test_a_noisy_machine_is_measured_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from qfuse import kernels
 from qfuse.ir.errors import OptionsError
 from qfuse.targets import checked_threads, limited_threads
 
@@ -111,3 +112,24 @@ def test_refuses_what_is_not_a_number_of_threads(value: object) -> None:
 
 def test_none_and_numbers_are_accepted() -> None:
     assert [checked_threads(value) for value in (None, 1, 64)] == [None, 1, 64]
+
+
+@pytest.mark.own_kernels
+def test_the_first_call_of_a_kernel_in_a_thread_keeps_the_limit() -> None:
+    assert kernels.load().available
+    x, one = torch.ones(64, 512, dtype=torch.int8), torch.ones(())
+    packed, scales = kernels.pack_weight(torch.ones(512, 512, dtype=torch.int8)), torch.ones(512)
+    seen: list[int] = []
+
+    def run() -> None:
+        with limited_threads(1):
+            kernels.linear_w8a8(x, one, None, *packed, scales)
+            seen.append(torch.get_num_threads())
+        seen.append(torch.get_num_threads())
+
+    for _ in range(2):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    assert seen == [1, 2, 1, 2]

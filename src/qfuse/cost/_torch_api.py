@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -17,8 +16,6 @@ from qfuse.cost.sizes import SizeRange
 from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.kernels.library import is_loaded
 
-T = TypeVar("T")
-
 # A data-dependent size does not have a traced value; assume a typical one.
 _UNKNOWN_HINT = 256
 _LEAST_TRACED = 2
@@ -29,31 +26,6 @@ def plain_execution() -> Iterator[None]:
     """Run operators eagerly, without fake tensors, autocast or gradients."""
     with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
-
-
-def on_one_thread(run: Callable[[], T]) -> T:
-    """Run a function in a new thread in which operators are single-threaded.
-
-    The number of threads per operator is a per-thread setting, with a default for new threads.
-    Only the default is shared, and it is restored before ``run`` starts.
-    """
-    # Of the new threads: the caller may use another number.
-    threads = _in_new_thread(torch.get_num_threads)
-
-    def limited() -> T:
-        # Reading it initializes this thread; done later, that would undo the limit.
-        torch.get_num_threads()
-        torch.set_num_threads(1)
-        _in_new_thread(lambda: torch.set_num_threads(threads))
-        with plain_execution():
-            return run()
-
-    return _in_new_thread(limited)
-
-
-def _in_new_thread(run: Callable[[], T]) -> T:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(run).result()
 
 
 def int8_linear(rows: int, depth: int, columns: int) -> Callable[[], object]:

@@ -25,7 +25,7 @@ from statistics import median
 from qfuse.cost import _torch_api, probes
 from qfuse.cost.profile import CostProfile
 from qfuse.cost.work import ComputeKind
-from qfuse.targets import Target
+from qfuse.targets import Target, limited_threads
 
 _BUDGET_SECONDS = 1.2
 _FIRST_ROUNDS = 3
@@ -110,7 +110,8 @@ def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
     if not quiet or speeds is None:
         # At least one round runs, even if the first attempt has used up the budget.
         deadline = max(start + budget, time.perf_counter())
-        speeds = _torch_api.on_one_thread(lambda: _speeds(target, basics, deadline, alone=True))
+        with _torch_api.plain_execution(), limited_threads(1):
+            speeds = _speeds(target, basics, deadline, alone=True)
         speeds = speeds.times(cores, basics.memory.rate())
     return _profile(target, basics, speeds, quiet=quiet, start=start)
 

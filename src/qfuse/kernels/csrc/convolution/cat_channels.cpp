@@ -1,12 +1,11 @@
 #include "convolution/cat_channels.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "convolution/image_rows.h"
 #include "linear/grain.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -47,7 +46,7 @@ at::Tensor cat_channels(const std::vector<at::Tensor>& parts) {
   const int64_t ld = images.shape[1];
   const std::vector<ImageRows> rows = images.rows();
   auto* to = static_cast<char*>(result.mutable_data_ptr());
-  at::parallel_for(0, result.numel() / ld, grain_of_bytes(ld), [&](int64_t begin, int64_t end) {
+  parallel_for(0, result.numel() / ld, grain_of_bytes(ld), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; row += kStrip) {
       for (const ImageRows& part : rows) copy(part, row, std::min(kStrip, end - row), to, ld);
     }

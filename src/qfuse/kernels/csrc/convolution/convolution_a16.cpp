@@ -1,7 +1,5 @@
 #include "convolution/convolution_a16.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "convolution/patches.h"
 #include "linear/buffer.h"
 #include "linear/grain.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -200,7 +199,7 @@ void run_panels(const RealConvolution& c) {
     const int64_t vectors = (std::min(kBlock, c.g.out_channels()) + 15) / 16;
     cycles = std::max(cycles, (part.depth + kGroup) * (rows * vectors / 2 + 20) + 200);
   }
-  at::parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
+  parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
     Worker worker(p);
     for (int64_t i = begin; i < end; ++i) worker.run(i);
     c.path.release();

@@ -1,7 +1,5 @@
 #include "convolution/convolution_depthwise.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -12,6 +10,7 @@
 #include "isa/select.h"
 #include "linear/buffer.h"
 #include "linear/grain.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -254,11 +253,11 @@ class Worker {
 void run(const Problem& p) {
   const int64_t lines = p.g.images * p.phase.line[0].pixels * p.phase.line[1].pixels;
   const int64_t cycles = p.strip * (p.groups * 12 + 40) + 200;
-  at::parallel_for(0, lines * p.strips * p.blocks, grain_of_cycles(cycles),
-                   [&](int64_t begin, int64_t end) {
-                     Worker worker(p);
-                     for (int64_t i = begin; i < end; ++i) worker.run(i);
-                   });
+  parallel_for(0, lines * p.strips * p.blocks, grain_of_cycles(cycles),
+               [&](int64_t begin, int64_t end) {
+                 Worker worker(p);
+                 for (int64_t i = begin; i < end; ++i) worker.run(i);
+               });
 }
 
 void check(const Int8Operands& o, const Geometry& g) {

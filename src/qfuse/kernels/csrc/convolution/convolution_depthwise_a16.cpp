@@ -1,12 +1,11 @@
 #include "convolution/convolution_depthwise_a16.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <vector>
 
 #include "linear/buffer.h"
 #include "linear/grain.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -177,7 +176,7 @@ void run_depthwise(const RealConvolution& c) {
   for (const Part& part : p.parts) {
     cycles = std::max(cycles, part.strip * (part.depth * 4 + 40) + 200);
   }
-  at::parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
+  parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
     Worker worker(p);
     for (int64_t i = begin; i < end; ++i) worker.run(i);
   });

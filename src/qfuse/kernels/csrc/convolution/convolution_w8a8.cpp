@@ -1,7 +1,5 @@
 #include "convolution/convolution_w8a8.h"
 
-#include <ATen/Parallel.h>
-
 #include <algorithm>
 #include <vector>
 
@@ -11,6 +9,7 @@
 #include "isa/select.h"
 #include "linear/buffer.h"
 #include "linear/grain.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -351,7 +350,7 @@ void run(const Problem& p) {
     const int64_t unit = (part.depth + 8) * 4 * std::max<int64_t>(part.most_rows(), 3);
     cycles = std::max(cycles, unit + 200);
   }
-  at::parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
+  parallel_for(0, p.units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
     Worker worker(p);
     for (int64_t i = begin; i < end; ++i) worker.run(i);
     p.path.release();

@@ -1,6 +1,5 @@
 #include "linear/group_operands.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/ScalarType.h>
@@ -8,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "parallel.h"
 #include "quantized/stored.h"
 
 namespace qfuse {
@@ -130,7 +130,7 @@ GroupedInput grouped_input(const GroupedLinear& l, const Rows& x, const GroupedS
       sum(row, size, zeros ? zeros[i] : 0, factor, terms + i * size.groups);
     }
   };
-  at::parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(depth, 1) + 1, work);
+  parallel_for(0, size.rows, kLeastBytes / std::max<int64_t>(depth, 1) + 1, work);
   return input;
 }
 

@@ -1,6 +1,5 @@
 #include "linear/linear_a16.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
@@ -14,6 +13,7 @@
 #include "linear/operands.h"
 #include "linear/real_weight.h"
 #include "isa/select.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -123,16 +123,16 @@ void multiply_back(const Problem& p, float* sums) {
 
 void stream(const Problem& p, const Epilogue& epilogue) {
   const RealWeight& w = p.weight;
-  at::parallel_for(0, w.blocks(), kLeastWork / (w.depth() / 4 * kBlock / kGroup + 1) + 1,
-                   [&](int64_t begin, int64_t end) {
-                     alignas(64) float sums[kStreamRows * kBlock];
-                     for (int64_t i = begin; i < end; ++i) {
-                       const int64_t columns = w.columns(i);
-                       p.kernels.stream(w.block(i), row_of(p, 0), p.x.ld, p.x.rows, columns, sums);
-                       multiply_back(p, sums);
-                       p.path.finish(epilogue, sums, 0, p.x.rows, i * kBlock, columns);
-                     }
-                   });
+  parallel_for(0, w.blocks(), kLeastWork / (w.depth() / 4 * kBlock / kGroup + 1) + 1,
+               [&](int64_t begin, int64_t end) {
+                 alignas(64) float sums[kStreamRows * kBlock];
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t columns = w.columns(i);
+                   p.kernels.stream(w.block(i), row_of(p, 0), p.x.ld, p.x.rows, columns, sums);
+                   multiply_back(p, sums);
+                   p.path.finish(epilogue, sums, 0, p.x.rows, i * kBlock, columns);
+                 }
+               });
 }
 
 // Splits rows until there is work for all threads. The summation order does not depend on it.
@@ -162,7 +162,7 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
   const int64_t strip = rows_per_strip(p.x.rows, w.blocks());
   const int64_t strips = (p.x.rows + strip - 1) / strip;
   const int64_t work = strip * (w.depth() + kGroup) * (kBlock / 16);
-  at::parallel_for(0, strips * w.blocks(), kLeastWork / work + 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, strips * w.blocks(), kLeastWork / work + 1, [&](int64_t begin, int64_t end) {
     const Buffer panel(kDepth * kBlock * bytes_of(p.type));
     const Buffer sums(strip * kBlock * sizeof(float));
     for (int64_t i = begin; i < end; ++i) {

@@ -1,6 +1,5 @@
 #include "linear/linear_grouped.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
@@ -12,6 +11,7 @@
 #include "kernel_api.h"
 #include "linear/operands.h"
 #include "isa/select.h"
+#include "parallel.h"
 #include "quantized/stored.h"
 
 namespace qfuse {
@@ -153,7 +153,7 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   };
   const int64_t vectors = size.halves * size.groups * (size.depth + 2) * 4;
   const int64_t cycles = vectors * std::max<int64_t>(tile_rows, 3) + 200;
-  at::parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
+  parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
 // Adds the totals of a strip, some groups at a time, which are unpacked once for all rows.
@@ -213,7 +213,7 @@ void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64
     p.path.release();
   };
   const int64_t cycles = size.halves * size.groups * (size.depth + 4) * (strip + 4) * 4 + 200;
-  at::parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
+  parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
 // Computes `count` rows from `first` on.

@@ -1,6 +1,5 @@
 #include "linear/linear_w8a8.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
@@ -12,6 +11,7 @@
 #include "linear/buffer.h"
 #include "linear/grain.h"
 #include "linear/operands.h"
+#include "parallel.h"
 #include "quantized/stored.h"
 
 namespace qfuse {
@@ -57,7 +57,7 @@ Activation dense(const Rows& x, uint32_t flip, const Size& size) {
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = copy.mutable_data_ptr<uint8_t>();
   const auto byte = static_cast<uint8_t>(flip);
-  at::parallel_for(0, size.rows, grain_of_bytes(ld), [&](auto begin, auto end) {
+  parallel_for(0, size.rows, grain_of_bytes(ld), [&](auto begin, auto end) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t k = 0; k < size.k; ++k) to[i * ld + k] = from[i * x.ld + k] ^ byte;
       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
@@ -77,7 +77,7 @@ at::Tensor x_sums_of(const Rows& x, const Size& size) {
   at::Tensor sums = at::empty({size.rows}, at::kInt);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = sums.mutable_data_ptr<int32_t>();
-  at::parallel_for(0, size.rows, grain_of_bytes(size.k), [&](auto begin, auto end) {
+  parallel_for(0, size.rows, grain_of_bytes(size.k), [&](auto begin, auto end) {
     sum_rows(from + begin * x.ld, x.ld, end - begin, size.k, flip_of(x.tensor), to + begin);
   });
   return sums;
@@ -191,7 +191,7 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
   };
   const int64_t cycles =
       block_bytes / 64 * size.halves * std::max<int64_t>(std::min(tile_rows, count), 3) + 200;
-  at::parallel_for(0, strips * blocks, grain_of_cycles(cycles), work);
+  parallel_for(0, strips * blocks, grain_of_cycles(cycles), work);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "matmul/matmul_a8a8.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
@@ -17,6 +16,7 @@
 #include "matmul/deep_sums.h"
 #include "matmul/extras.h"
 #include "matmul/pack_right.h"
+#include "parallel.h"
 #include "quantized/stored.h"
 
 namespace qfuse {
@@ -156,7 +156,7 @@ void pack_all(const Size& size, Right& right) {
     }
     path.release();
   };
-  at::parallel_for(0, entries * blocks, grain_of_bytes(size.block_bytes()), work);
+  parallel_for(0, entries * blocks, grain_of_bytes(size.block_bytes()), work);
 }
 
 // Everything that a call needs, with the memory that it points to, except the destination.
@@ -382,7 +382,7 @@ at::Tensor matmul_a8a8(const Matmul& matmul, const Output* output, at::ScalarTyp
   const int64_t rows = std::max<int64_t>(std::min(p.panel, p.size.m), 3);
   const int64_t cycles = p.size.blocks() * (p.size.groups() * kGroup * rows + 200);
   const auto units = static_cast<int64_t>(p.right.entry.size()) * p.panels;
-  at::parallel_for(0, units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
+  parallel_for(0, units, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
     Worker worker(p);
     for (int64_t i = begin; i < end; ++i) worker.run(i);
     worker.release();

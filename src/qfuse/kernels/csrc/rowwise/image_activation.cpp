@@ -1,6 +1,5 @@
 #include "rowwise/image_activation.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "linear/grain.h"
 #include "linear/int8_operands.h"
 #include "linear/operands.h"
+#include "parallel.h"
 #include "quantized/stored.h"
 
 namespace qfuse {
@@ -95,7 +95,7 @@ class Call {
     const int64_t strip = std::max<int64_t>(kStripValues / channels, 1);
     const int64_t strips = (pixels_ + strip - 1) / strip;
     const int64_t grain = grain_of_cycles(strip * channels / kValuesPerCycle + 1);
-    at::parallel_for(0, images_.shape[0] * strips, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, images_.shape[0] * strips, grain, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i % strips * strip;
         write(i / strips, first, std::min(strip, pixels_ - first));

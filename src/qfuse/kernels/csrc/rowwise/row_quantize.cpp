@@ -1,6 +1,5 @@
 #include "rowwise/row_quantize.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
@@ -15,6 +14,7 @@
 #include "quantized/stored.h"
 #include "rowwise/quantizer.h"
 #include "isa/select.h"
+#include "parallel.h"
 
 namespace qfuse {
 namespace {
@@ -215,7 +215,7 @@ class Results {
   // Computes and quantizes `count` rows of a job that is bound to those from `first` on.
   void encode(const RowJob& job, int64_t first, int64_t count, const Path& path) const {
     const int64_t grain = kLeastElements / std::max<int64_t>(job.columns, 1) + 1;
-    at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
       const Buffer values((job.columns + kBlock) * sizeof(float));
       for (int64_t row = begin; row < end; ++row) {
         const Extremes found = path.rows->compute(job, row, values.as<float>());
@@ -307,7 +307,7 @@ RowResult quantize_rows(at::IntArrayRef shape, at::ScalarType type, const RowOut
     }
   };
   if (strips.apart) {
-    at::parallel_for(0, strips.count, 1, work);
+    parallel_for(0, strips.count, 1, work);
   } else {
     work(0, strips.count);
   }
