@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from qfuse.ir.events import Missed
@@ -60,7 +61,7 @@ def test_of_two_quantizes_of_one_norm_the_second_stays() -> None:
     (told,) = reasons(program, ops.quantize)
     assert told == (
         "qfuse.layer_norm already returns a quantized result with other parameters; "
-        "no fused op uses it"
+        "its quantized values are a result or the state of the model"
     )
 
 
@@ -111,3 +112,61 @@ def test_a_bag_reads_rows() -> None:
     assert told in reasons(program, ops.dequantize)
     # The rule does not report that it has nothing more to do.
     assert not [miss for miss in program.log.of(Missed) if miss.rule == "sink-below-bag-lookup"]
+
+
+def dequantized(b: GraphBuilder, q: torch.fx.Node) -> torch.fx.Node:
+    rank = q.meta["val"].dim()
+    scale = b.const("scale", torch.full([1] * rank, 0.1))
+    return b.call(ops.dequantize, q, scale, None, str(per_tensor(rank)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (
+            "rows",
+            "aten.gelu computes in float on these rows; only those that it reads are dequantized",
+        ),
+        ("input", "aten.gelu computes in float on this quantized input of the model"),
+    ],
+)
+def test_what_nothing_here_quantized_is_needed_in_float(kind: str, told: str) -> None:
+    b = GraphBuilder()
+    if kind == "rows":
+        table = b.const("table", torch.ones(100, 8, dtype=torch.int8))
+        q = b.call(aten.embedding.default, table, b.arg("ids", torch.int64, 7))
+    else:
+        q = b.call(aten.view.default, b.arg("q", torch.int8, 7, 8), [8, 7])
+    program = optimize(b.done(b.call(aten.gelu.default, dequantized(b, q))))
+
+    (left,) = (node for node in program.graph.nodes if node.target is ops.dequantize)
+    assert (reason_to_stay(left), is_needed(left)) == (told, True)
+
+
+def test_what_a_quantize_here_made_is_not_needed_in_float() -> None:
+    b = GraphBuilder()
+    q, _, _ = QuantizedLinear(b, 4, 8).stored(b.arg("x", torch.float32, 6, 8), per_tensor(2))
+    moved = b.call(aten.view.default, q, [8, 6])
+    program = optimize(b.done(b.call(aten.gelu.default, dequantized(b, moved))))
+
+    (left,) = (node for node in program.graph.nodes if node.target is ops.dequantize)
+    assert (
+        reason_to_stay(left)
+        == "its float values are used by aten.gelu, which no rule fused with it"
+    )
+    assert not is_needed(left)
+
+
+def test_a_quantize_for_a_cache_is_needed() -> None:
+    b = GraphBuilder()
+    cache, at = b.arg("cache", torch.int8, 9, 8), b.arg("at", torch.int64, 6)
+    q, _, _ = QuantizedLinear(b, 4, 8).stored(b.arg("x", torch.float32, 6, 8), per_tensor(2))
+    kept = b.call(aten.index_copy.default, cache, 0, at, q)
+    program = optimize(b.done(kept))
+
+    (quantize,) = (node for node in program.graph.nodes if node.target is ops.quantize)
+    told = (
+        "it quantizes an input of the model; its quantized values are a result or the state of the "
+        "model"
+    )
+    assert (reason_to_stay(quantize), is_needed(quantize)) == (told, True)

@@ -19,11 +19,15 @@ from qfuse.ir.ops.views import dtype_of, result_of
 _MOST_USERS = 64
 
 _ATTENTION = (aten.scaled_dot_product_attention.default,)
-_LOOKUPS = (aten.embedding.default,)
 _BAGS = (
     aten.embedding_bag.default,
     aten.embedding_bag.padding_idx,
     aten._embedding_bag.default,
+)
+# What a cache keeps, once the program is functional.
+_WRITES = (
+    *(aten.index_copy.default, aten.index_put.default, aten.copy.default),
+    *(aten.slice_scatter.default, aten.select_scatter.default, aten.scatter.src),
 )
 # Such as the shift of unsigned values to signed ones.
 _INTEGERS = (
@@ -57,24 +61,33 @@ def _dequantize_reason(node: Node, dequantize: Dequantize) -> str:
             f"{users} computes in float, since it does not quantize the weights that it "
             "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
         )
-    if is_call(dequantize.q, *_LOOKUPS) and all(is_call(user, *_BAGS) for user in node.users):
-        return f"{users} sums these rows in floats; only the rows that it reads are dequantized"
+    origin = _origin(dequantize.q)
+    if origin.op == "get_attr":
+        if all(is_call(user, *_BAGS) for user in node.users):
+            return f"{users} sums these rows in floats; only the rows that it reads are dequantized"
+        return f"{users} computes in float on these rows; only those that it reads are dequantized"
+    if origin.op == "placeholder":
+        return f"{users} computes in float on this quantized input of the model"
     return f"its float values are used by {users}, which no rule fused with it"
 
 
 def is_needed(node: Node) -> bool:
-    """Whether quantized ops, or the caller of the model, need the result of ``node``."""
-    if as_dequantize(node) is not None:
-        return all(user.op == "output" for user in node.users)
+    """Whether quantized ops, or the caller of the model, need the result of ``node``.
+
+    So are the floats of what nothing here quantized: rows of a table, and inputs.
+    """
+    dequantize = as_dequantize(node)
+    if dequantize is not None:
+        origin = _origin(dequantize.q)
+        looked_up = origin.op == "get_attr" and origin is not dequantize.q
+        given = looked_up or origin.op == "placeholder"
+        return given or all(user.op == "output" for user in node.users)
     takers = list(_users_below(node))
     return any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
 
 
 def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
-    takers = sum(is_call(user, *ops.FUSED) for user in _users_below(node))
-    feeds = (
-        f"it feeds {takers} quantized op{'s' * (takers != 1)}" if takers else "no fused op uses it"
-    )
+    feeds = _feeds(list(_users_below(node)))
     if x.op == "placeholder":
         return f"it quantizes an input of the model; {feeds}"
     if x.op == "get_attr":
@@ -91,14 +104,35 @@ def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
     return f"it is fed by {source}, which has no quantized output here; {feeds}"
 
 
+def _feeds(users: list[Node]) -> str:
+    takers = sum(is_call(user, *ops.FUSED) for user in users)
+    if takers:
+        return f"it feeds {takers} quantized op{'s' * (takers != 1)}"
+    if any(user.op == "output" for user in users):
+        return "its quantized values are a result or the state of the model"
+    return "no fused op uses it"
+
+
+def _origin(node: Node) -> Node:
+    """Return the node whose quantized values the movements above ``node`` move."""
+    movement = movement_of(node)
+    while movement is not None:
+        node = movement.source
+        movement = movement_of(node)
+    return node
+
+
 def _users_below(node: Node) -> Iterator[Node]:
-    """Yield the users of ``node``, looking through movements, splits and arithmetic of integers."""
+    """Yield the users of ``node``.
+
+    Looks through movements, splits, arithmetic of integers, and what a buffer keeps.
+    """
     stack = [node]
     for _ in range(_MOST_USERS):
         if not stack:
             return
         for user in stack.pop().users:
-            moved = movement_of(user) is not None or is_call(user, *SPLITS)
+            moved = movement_of(user) is not None or is_call(user, *SPLITS, *_WRITES)
             if moved or (is_call(user, *_INTEGERS) and not dtype_of(user).is_floating_point):
                 stack.append(user)
             else:

@@ -206,13 +206,24 @@ def test_refuses_another_dtype_of_the_scale() -> None:
     assert miss.reason == text
 
 
-@pytest.mark.parametrize("kind", ["float", "weight", "constant scale", "wide"])
+@pytest.mark.parametrize("left", [True, False])
+def test_refuses_a_float_operand(left: bool) -> None:
+    case = Cache()
+    plain = case.b.arg("plain", F32, 2, 3, *((4, 5) if left else (8, 4)))
+    operands = (plain, case.keys) if left else (case.keys, plain)
+    program = case.done(case.b.call(aten.matmul.default, *operands))
+
+    miss = refusal(program)
+    assert (miss.code, miss.at) == (MissCode.NOT_QUANTIZED, plain)
+    side = "left" if left else "right"
+    assert miss.reason == f"the {side} operand is torch.float32, the other one is quantized"
+
+
+@pytest.mark.parametrize("kind", ["weight", "constant scale", "wide"])
 def test_what_is_not_its_business(kind: str) -> None:
     case = Cache()
     b = case.b
-    if kind == "float":
-        case.q = b.arg("plain", F32, 2, 3, 4, 8)
-    elif kind == "weight":
+    if kind == "weight":
         cast = b.call(aten._to_copy.default, b.const("w", codes(2, 3, 5, 8)), dtype=F32)
         case.keys = b.call(aten.mul.Tensor, cast, case.s)
     elif kind == "wide":

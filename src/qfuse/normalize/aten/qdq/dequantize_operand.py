@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -96,8 +96,7 @@ class DequantizeOperand(Rule[ScaledOperand]):
         assert product is not None, "the anchor is a product"
         sides = {"x": product.x, "other": product.other}
         if not all(map(is_scaled_activation, sides.values())):
-            text = "its operands are not two quantized activations"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
+            return _refuse_float(node, sides)
         for side, value in sides.items():
             operand = quantized_operand(value)
             found = None if operand is None else scaled_at_run_time(operand.base)
@@ -119,6 +118,19 @@ class DequantizeOperand(Rule[ScaledOperand]):
         op = overload_of(product.node)
         assert op is not None, "a product is a call"
         rw.replace(product.node, rw.call(op, *operands))
+
+
+def _refuse_float(node: Node, sides: Mapping[str, Node]) -> Miss:
+    """Refuse a product with a float operand; one that is scaled beside it is worth a word."""
+    for side, value in sides.items():
+        operand = quantized_operand(value)
+        if operand is not None and scaled_at_run_time(operand.base) is not None:
+            rest = sides["x" if side == "other" else "other"]
+            text = "the {} operand is {}, the other one is quantized"
+            name = "left" if side == "other" else "right"
+            return Miss(MissCode.NOT_QUANTIZED, rest, text, name, dtype_of(rest), progress=2)
+    text = "its operands are not two quantized activations"
+    return Miss(MissCode.PATTERN, node, text, progress=0)
 
 
 def _scaled(
