@@ -61,14 +61,17 @@ def _dequantize_reason(node: Node, dequantize: Dequantize) -> str:
             f"{users} computes in float, since it does not quantize the weights that it "
             "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
         )
-    origin = _origin(dequantize.q)
+    return _float_reason(users, _origin(dequantize.q), list(node.users))
+
+
+def _float_reason(names: str, origin: Node, users: list[Node]) -> str:
     if origin.op == "get_attr":
-        if all(is_call(user, *_BAGS) for user in node.users):
-            return f"{users} sums these rows in floats; only the rows that it reads are dequantized"
-        return f"{users} computes in float on these rows; only those that it reads are dequantized"
+        if all(is_call(user, *_BAGS) for user in users):
+            return f"{names} sums these rows in floats; only the rows that it reads are dequantized"
+        return f"{names} computes in float on these rows; only those that it reads are dequantized"
     if origin.op == "placeholder":
-        return f"{users} computes in float on this quantized input of the model"
-    return f"its float values are used by {users}, which no rule fused with it"
+        return f"{names} computes in float on this quantized input of the model"
+    return f"its float values are used by {names}, which no rule fused with it"
 
 
 def is_needed(node: Node) -> bool:
