@@ -122,6 +122,7 @@ class Browser:
     def type(self, words: str) -> None:
         """Type text into what has the focus."""
         self._call("Input.insertText", text=words)
+        self.frame()
 
     def press(self, key: str) -> None:
         """Press a key."""
