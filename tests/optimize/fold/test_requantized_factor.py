@@ -294,7 +294,10 @@ def test_says_what_a_clamp_between_factors_would_change() -> None:
     program = clone(TWO["clamp in several units"][0])
     misses = [miss for _, miss in apply_rules(program, [FoldRequantizedFactor()]).misses]
     (miss,) = [miss for miss in misses if miss.progress]
-    assert_expected_inline(miss.reason, """a clamp between the factors does not become a range, and the quantized value -128 would become 109 instead of 115""")
+    assert_expected_inline(
+        miss.reason,
+        """a clamp between the factors does not become a range, and the quantized value -128 would become 109 instead of 115""",
+    )
 
 
 def test_stops_at_a_factor_of_run_time() -> None:

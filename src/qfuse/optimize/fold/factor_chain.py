@@ -21,7 +21,7 @@ _STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Factor:
+class ConstantFactor:
     """A product with a constant, or a quotient by one.
 
     Attributes:
@@ -58,7 +58,7 @@ class FactorChain:
     """
 
     dequantize: Dequantize
-    steps: tuple[Factor | Clamp, ...]
+    steps: tuple[ConstantFactor | Clamp, ...]
 
     @property
     def end(self) -> Node:
@@ -66,9 +66,9 @@ class FactorChain:
         return self.steps[-1].node
 
     @property
-    def factors(self) -> list[Factor]:
+    def factors(self) -> list[ConstantFactor]:
         """The steps that are not clamps."""
-        return [step for step in self.steps if isinstance(step, Factor)]
+        return [step for step in self.steps if isinstance(step, ConstantFactor)]
 
     @property
     def is_clamped(self) -> bool:
@@ -97,7 +97,7 @@ class FactorChain:
 
 def factor_chain(end: Node) -> FactorChain | None:
     """Return the chain whose last step is the product or quotient ``end``."""
-    steps: list[Factor | Clamp] = []
+    steps: list[ConstantFactor | Clamp] = []
     node = end
     while len(steps) < _STEPS:
         step = _factor(node) or (Clamp.of(node) if steps else None)
@@ -111,7 +111,7 @@ def factor_chain(end: Node) -> FactorChain | None:
     return None
 
 
-def _factor(node: Node) -> Factor | None:
+def _factor(node: Node) -> ConstantFactor | None:
     """View a product with a constant, or a quotient by one."""
     if not is_call(node, aten.mul.Tensor, aten.div.Tensor):
         return None
@@ -123,14 +123,14 @@ def _factor(node: Node) -> Factor | None:
     return None
 
 
-def _of_value(node: Node, source: Node, value: torch.Tensor | float) -> Factor | None:
+def _of_value(node: Node, source: Node, value: torch.Tensor | float) -> ConstantFactor | None:
     number, rank = torch.as_tensor(value), len(shape_of(node))
     if number.dtype is torch.bool or number.is_complex() or number.dim() > rank:
         return None
     wide = dtype_of(source) is torch.float64
     number = number.to(torch.float64 if wide else torch.float32).double()
     ones = (1,) * (rank - number.dim())
-    return Factor(node, source, value, number.reshape((*ones, *number.shape)))
+    return ConstantFactor(node, source, value, number.reshape((*ones, *number.shape)))
 
 
 def _constant(by: object) -> torch.Tensor | float | None:
