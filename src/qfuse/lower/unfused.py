@@ -9,6 +9,7 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.library import output_of
@@ -24,6 +25,10 @@ _BAGS = (
     aten.embedding_bag.default,
     aten.embedding_bag.padding_idx,
     aten._embedding_bag.default,
+)
+_PRODUCTS = (
+    *(aten.bmm.default, aten.matmul.default, aten.mm.default, aten.einsum.default),
+    *(aten.linear.default, aten.addmm.default, aten.baddbmm.default),
 )
 # Such as the shift of unsigned values to signed ones.
 _INTEGERS = (
@@ -57,9 +62,20 @@ def _dequantize_reason(node: Node, dequantize: Dequantize) -> str:
             f"{users} computes in float, since it does not quantize the weights that it "
             "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
         )
+    table = looked_up_in(node)
+    if table is not None and all(_multiplies_floats(user, node) for user in node.users):
+        return looked_up_reason(table)
     if is_call(dequantize.q, *_LOOKUPS) and all(is_call(user, *_BAGS) for user in node.users):
         return f"{users} sums these rows in floats; only the rows that it reads are dequantized"
     return f"its float values are used by {users}, which no rule fused with it"
+
+
+def _multiplies_floats(user: Node, weight: Node) -> bool:
+    """Whether an op multiplies ``weight`` by floats, and sums the products."""
+    sums = all(is_call(last, aten.sum.dim_IntList) for last in user.users)
+    if not is_call(user, *_PRODUCTS) and not (is_call(user, aten.mul.Tensor) and sums):
+        return False
+    return all(as_dequantize(n) is None for n in user.all_input_nodes if n is not weight)
 
 
 def is_needed(node: Node) -> bool:

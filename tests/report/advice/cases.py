@@ -178,6 +178,12 @@ def _case(advice: str, code: MissCode | None, problem: Forward, solution: Forwar
     return Case(advice, code, lambda: Weighted(problem), lambda: Weighted(solution))
 
 
+def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    """Multiply each row that is read with the weights of the one of four experts that ``x`` names."""
+    expert = x[:, 0].abs().long() % 4
+    return torch.bmm(by_hand(m).view(4, SIZE // 4, SIZE)[expert], read[:, :, None])
+
+
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
     return torch.mm(q.to(torch.int32), m.w.to(torch.int32).t()).float() * 0.01
 
@@ -334,6 +340,12 @@ CASES = (
         MissCode.ARGUMENT,
         _then(lambda y: torch.relu(y) / 0.7),
         _then(lambda y: torch.relu(y) * (1 / 0.7)),
+    ),
+    _case(
+        "quantize-activations-of-experts",
+        MissCode.NOT_QUANTIZED,
+        lambda m, x: _of_experts(m, x, x),
+        lambda m, x: _of_experts(m, x, static(x)),
     ),
     _case(
         "attention-in-parts",
