@@ -110,3 +110,17 @@ def test_a_linear_of_quantized_activations_and_one_expert_is_fused() -> None:
         ids = torch.tensor([expert, 0])
         want = source(x, ids)
         assert (done(x, ids) - want).abs().max() <= NOISE[torch.float32] * want.abs().max()
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_products_of_few_small_experts_have_the_reason_that_decides(quantized: bool) -> None:
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        q = (x / 0.05).round().clamp(-128, 127).to(torch.int8)
+        return torch.bmm(q.float() * 0.05 if quantized else x, real(s))
+
+    source = Model(
+        forward, w=torch.randint(-127, 128, (E, K, N), dtype=torch.int8), s=torch.rand(E, 1, N)
+    )
+    done = compiled(source, torch.randn(E, TOKENS, K))
+    (action,) = done.report.actions
+    assert action.reason == f"{E} weights of {K * N} elements are not worth a call of a kernel each"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qfuse.analysis import LintFinding, Severity
-from qfuse.ir.events import Event, MissCode, Missed, Noted, Place
+from qfuse.ir.events import Event, Left, MissCode, Missed, Noted, Place
 from qfuse.report import Report
 
 FIRST = Place("a", "qfuse.quantize", "model.py:1: y", "layers.0")
@@ -55,3 +55,14 @@ def test_a_warning_about_an_import_stays_a_reason() -> None:
     note = Noted("normalize", "it is not known", FIRST, warn=True)
 
     assert actions(note) == [("import: it is not known", None, (FIRST,), None)]
+
+
+def test_a_quantize_that_is_read_by_a_kernel_is_no_near_miss() -> None:
+    """It is recognized, whatever computes its scale."""
+    choose = Missed(
+        "normalize", "choose-asymmetric", MissCode.PATTERN, "expected a, found b", FIRST, FIRST, 2
+    )
+    assert len(actions(choose)) == 1
+    reason = "its parameters are computed at run time"
+    assert actions(choose, Left("lower", FIRST, reason, needed=True)) == []
+    assert len(actions(choose, Left("lower", FIRST, reason, needed=False))) == 1

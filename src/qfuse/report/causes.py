@@ -55,7 +55,8 @@ class Causes:
             if note.place.node not in self._explained:
                 yield Cause(None, "import", note.text), note.place, self._cost(note.place.node)
         for node, miss in self._misses.items():
-            if node not in self._explained and (explains_input(miss) or advice_for(_missed(miss))):
+            told = explains_input(miss) and not self._is_recognized(node)
+            if node not in self._explained and (told or advice_for(_missed(miss))):
                 yield _missed(miss), miss.anchor, self._cost(node)
 
     def _cost(self, node: str) -> float | None:
@@ -102,6 +103,11 @@ class Causes:
             assert note.place is not None, "only notes with a place are kept"
             if note.stage == "normalize":
                 yield Cause(None, "import", note.text), note.place
+
+    def _is_recognized(self, node: str) -> bool:
+        """Whether a node quantizes for another quantized op, whatever computes its scale."""
+        left = self._left.get(node)
+        return left is not None and left.needed
 
     @staticmethod
     def _of_left(left: Left) -> Cause:
