@@ -143,6 +143,18 @@ def test_what_nothing_here_quantized_is_needed_in_float(kind: str, told: str) ->
     assert (reason_to_stay(left), is_needed(left)) == (told, True)
 
 
+def test_rows_that_a_constant_multiplies_are_no_weight() -> None:
+    b = GraphBuilder()
+    table = b.const("table", torch.ones(100, 8, dtype=torch.int8))
+    q = b.call(aten.embedding.default, table, b.arg("ids", torch.int64, 7))
+    out = b.call(aten.linear.default, dequantized(b, q), b.const("w", torch.ones(4, 8)))
+    program = optimize(b.done(out))
+
+    (left,) = (node for node in program.graph.nodes if node.target is ops.dequantize)
+    assert reason_to_stay(left).startswith("aten.linear computes in float on these rows")
+    assert is_needed(left)
+
+
 def test_what_a_quantize_here_made_is_not_needed_in_float() -> None:
     b = GraphBuilder()
     q, _, _ = QuantizedLinear(b, 4, 8).stored(b.arg("x", torch.float32, 6, 8), per_tensor(2))

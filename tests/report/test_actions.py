@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qfuse.analysis import LintFinding, Severity
-from qfuse.ir.events import Estimated, Event, MissCode, Missed, Noted, Place
+from qfuse.ir.events import Estimated, Event, Left, MissCode, Missed, Noted, Place
 from qfuse.report import Report
 
 FIRST = Place("a", "qfuse.quantize", "model.py:1: y", "layers.0")
@@ -76,3 +76,14 @@ def test_a_product_is_not_float_because_it_was_not_merged(rule: str, cause: str)
     ((text, *_),) = actions(costs, miss)
 
     assert text == cause
+
+
+def test_a_quantize_that_is_read_by_a_kernel_is_no_near_miss() -> None:
+    """It is recognized, whatever computes its scale."""
+    choose = Missed(
+        "normalize", "choose-asymmetric", MissCode.PATTERN, "expected a, found b", FIRST, FIRST, 2
+    )
+    assert len(actions(choose)) == 1
+    reason = "its parameters are computed at run time"
+    assert actions(choose, Left("lower", FIRST, reason, needed=True)) == []
+    assert len(actions(choose, Left("lower", FIRST, reason, needed=False))) == 1

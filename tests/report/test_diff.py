@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.report.advice.cases import Weighted, activations, linear
+from tests.report.advice.cases import activations, linear
+from tests.report.advice.weighted import Weighted
 
 import qfuse
 from qfuse.cli import main

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from tests.report.advice.cases import Weighted, activations, linear, static, weight
+from tests.report.advice.cases import activations, linear, static, weight
+from tests.report.advice.weighted import Weighted
 
 import qfuse
 from qfuse import kernels

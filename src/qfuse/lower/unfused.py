@@ -9,6 +9,7 @@ from torch.fx import Node
 from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.library import output_of
@@ -28,6 +29,10 @@ _BAGS = (
 _WRITES = (
     *(aten.index_copy.default, aten.index_put.default, aten.copy.default),
     *(aten.slice_scatter.default, aten.select_scatter.default, aten.scatter.src),
+)
+_PRODUCTS = (
+    *(aten.bmm.default, aten.matmul.default, aten.mm.default, aten.einsum.default),
+    *(aten.linear.default, aten.addmm.default, aten.baddbmm.default),
 )
 # Such as the shift of unsigned values to signed ones.
 _INTEGERS = (
@@ -61,17 +66,34 @@ def _dequantize_reason(node: Node, dequantize: Dequantize) -> str:
             f"{users} computes in float, since it does not quantize the weights that it "
             "multiplies with the values: write matmul, softmax, a quantize and matmul instead"
         )
-    return _float_reason(users, _origin(dequantize.q), list(node.users))
+    return _float_reason(node, dequantize, users)
 
 
-def _float_reason(names: str, origin: Node, users: list[Node]) -> str:
-    if origin.op == "get_attr":
-        if all(is_call(user, *_BAGS) for user in users):
-            return f"{names} sums these rows in floats; only the rows that it reads are dequantized"
-        return f"{names} computes in float on these rows; only those that it reads are dequantized"
-    if origin.op == "placeholder":
-        return f"{names} computes in float on this quantized input of the model"
-    return f"its float values are used by {names}, which no rule fused with it"
+def _float_reason(node: Node, dequantize: Dequantize, users: str) -> str:
+    table = looked_up_in(node)
+    if table is not None and _is_weight_of_floats(node):
+        return looked_up_reason(table)
+    if table is not None and all(is_call(user, *_BAGS) for user in node.users):
+        return f"{users} sums these rows in floats; only the rows that it reads are dequantized"
+    if table is not None:
+        return f"{users} computes in float on these rows; only those that it reads are dequantized"
+    if _origin(dequantize.q).op == "placeholder":
+        return f"{users} computes in float on this quantized input of the model"
+    return f"its float values are used by {users}, which no rule fused with it"
+
+
+def _is_weight_of_floats(node: Node) -> bool:
+    return all(_multiplies_floats(user, node) for user in node.users)
+
+
+def _multiplies_floats(user: Node, weight: Node) -> bool:
+    """Whether an op multiplies ``weight`` by floats, and sums the products."""
+    sums = all(is_call(last, aten.sum.dim_IntList) for last in user.users)
+    if not is_call(user, *_PRODUCTS) and not (is_call(user, aten.mul.Tensor) and sums):
+        return False
+    others = [n for n in user.all_input_nodes if n is not weight and constant_of(n) is None]
+    # Rows of an embedding that a constant multiplies are the activation.
+    return bool(others) and all(as_dequantize(n) is None for n in others)
 
 
 def is_needed(node: Node) -> bool:
@@ -81,9 +103,8 @@ def is_needed(node: Node) -> bool:
     """
     dequantize = as_dequantize(node)
     if dequantize is not None:
-        origin = _origin(dequantize.q)
-        looked_up = origin.op == "get_attr" and origin is not dequantize.q
-        given = looked_up or origin.op == "placeholder"
+        rows = looked_up_in(node) is not None and not _is_weight_of_floats(node)
+        given = rows or _origin(dequantize.q).op == "placeholder"
         return given or all(user.op == "output" for user in node.users)
     takers = list(_users_below(node))
     return any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)

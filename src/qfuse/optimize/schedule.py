@@ -236,11 +236,15 @@ def rules_for_claims(supported: Collection[OpOverload]) -> tuple[ScheduledRules,
 
     They run after products are fused, whose epilogues add, multiply and activate too.
     """
-    rules = [rule for op, rule in CLAIM_RULES.items() if op in supported]
-    if FuseAttention in rules:
-        # The phase of attention is later, and finds no copies of heads below a fused op.
-        rules.insert(0, FuseRepeatedHeads)
-    return (ScheduledRules(tuple(rules), after=Phase.FUSE),) if rules else ()
+    rules = tuple(rule for op, rule in CLAIM_RULES.items() if op in supported)
+    if not rules:
+        return ()
+    added = ScheduledRules(rules, after=Phase.FUSE)
+    if FuseAttention not in rules:
+        return (added,)
+    # The phase of attention is later, and finds no copies of heads below a fused op. Without the
+    # copies, views are left that a dequantize can cross.
+    return ScheduledRules((FuseRepeatedHeads, SinkDequantize), after=Phase.FUSE), added
 
 
 def _instances(*rules: Rules) -> list[Rule[Any]]:
@@ -313,7 +317,9 @@ def optimize(
     Combine().run(program, context)
     # When no quantization is left that could cross the copies that repeat heads; before lowering
     # precision, so that keys and values are cast once and not once per head.
-    apply_rules(program, _instances(ATTENTION_RULES, joining(Phase.ATTENTION)), context)
+    # Where there were copies, a dequantize can cross the views that are left.
+    rules = _instances(ATTENTION_RULES, [SinkDequantize], joining(Phase.ATTENTION))
+    apply_rules(program, rules, context)
     run_after(Phase.ATTENTION)
     # After fusion, so that only products that no fused op covers are lowered.
     if float_dtype is torch.bfloat16:

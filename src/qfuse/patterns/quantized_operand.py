@@ -105,7 +105,7 @@ def _below(
 ) -> QuantizedOperand | None:
     movements, node = moved_operand(operand)
     steps = (*above, *movements)
-    if _is_dequantized_activation(node) or scaled_at_run_time(node) is not None:
+    if _is_dequantized_activation(node, operand) or scaled_at_run_time(node) is not None:
         return QuantizedOperand(steps, node)
     if factors == _FACTORS_ABOVE:
         return None
@@ -216,9 +216,9 @@ def is_quantized_activation(operand: Node, *, factors: bool = True) -> bool:
         factors: Look through factors too, which can scale the product instead.
     """
     if not factors:
-        return _is_dequantized_activation(moved_operand(operand)[1])
+        return _is_dequantized_activation(moved_operand(operand)[1], operand)
     found = quantized_operand(operand)
-    return found is not None and _is_dequantized_activation(found.base)
+    return found is not None and as_dequantize(found.base) is not None
 
 
 def is_scaled_activation(operand: Node) -> bool:
@@ -226,6 +226,9 @@ def is_scaled_activation(operand: Node) -> bool:
     return quantized_operand(operand) is not None
 
 
-def _is_dequantized_activation(node: Node) -> bool:
-    found = as_dequantize(node)
-    return found is not None and not is_constant_expression(found.q)
+def _is_dequantized_activation(node: Node, operand: Node) -> bool:
+    """Whether ``node`` dequantizes, and ``operand``, into which it is moved, is no weight.
+
+    Rows of a weight that are looked up at run time are not.
+    """
+    return as_dequantize(node) is not None and not is_constant_expression(operand)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
-from qfuse.report.advice import OF_A_MODULE, Cause, advice_for
+from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, Cause, advice_for
 from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
 
@@ -57,7 +57,8 @@ class Causes:
             if note.place.node not in self._explained:
                 yield Cause(None, "import", note.text), note.place, self._cost(note.place.node)
         for node, miss in self._misses.items():
-            if node not in self._explained and (explains_input(miss) or advice_for(_missed(miss))):
+            told = explains_input(miss) and not self._is_recognized(node)
+            if node not in self._explained and (told or advice_for(_missed(miss))):
                 yield _missed(miss), miss.anchor, self._cost(node)
 
     def _cost(self, node: str) -> float | None:
@@ -93,10 +94,27 @@ class Causes:
                 continue
             if lowered.failed if lowered is not None else stray and not self._pays(product.place):
                 yield self._why(product, lowered), product.place
+        for left in self._left.values():
+            cause = self._of_left(left)
+            advice = advice_for(cause)
+            # An `einsum` or a sum of products is a product too, but its size is not estimated.
+            looked_up = advice is not None and advice.name == LOOKED_UP
+            if looked_up and left.place.node not in self._readers:
+                yield cause, left.place
         for note in self._warned.values():
             assert note.place is not None, "only notes with a place are kept"
             if note.stage == "normalize":
                 yield Cause(None, "import", note.text), note.place
+
+    def _is_recognized(self, node: str) -> bool:
+        """Whether a node quantizes for another quantized op, whatever computes its scale."""
+        left = self._left.get(node)
+        return left is not None and left.needed
+
+    @staticmethod
+    def _of_left(left: Left) -> Cause:
+        op = left.place.op.rpartition(".")[2]
+        return Cause(None, f"left {op}", left.reason)
 
     def _is_waste(self, left: Left) -> bool:
         """Whether the op is left and not needed; a quantize goes with its dequantize."""
@@ -147,17 +165,15 @@ class Causes:
             return _missed(own)
         for name in product.upstream:
             if self._is_stray(name):
-                op = self._left[name].place.op.rpartition(".")[2]
-                return Cause(None, f"left {op}", self._left[name].reason)
+                return self._of_left(self._left[name])
         return Cause(MissCode.NOT_QUANTIZED, product.place.op, "it computes in float")
 
     def _quantize(self, left: Left) -> tuple[Cause, Place, float | None]:
         estimate = self._estimates.get(left.place.node)
         seconds = None if estimate is None else estimate.float_seconds
         miss = self._misses.get(left.place.node)
-        op = left.place.op.rpartition(".")[2]
         if miss is None:
-            return Cause(None, f"left {op}", left.reason), left.place, seconds
+            return self._of_left(left), left.place, seconds
         return Cause(miss.code, miss.rule, miss.reason, left.reason), left.place, seconds
 
 

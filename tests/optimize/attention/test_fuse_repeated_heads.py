@@ -1,14 +1,29 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.cases.attention import Heads
+from tests.support.cases.attention import ATTENTION, Heads
+from tests.support.cases.grouped_heads import REPEATS, Repeat
 from tests.support.cases.propagate import applied, only_miss
+from torch.fx import Node
 
 from qfuse.ir.events import MissCode
+from qfuse.ir.graph.schema import arguments
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import shape_of
+from qfuse.ir.quant.spec import ZeroPointDomain
 from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
+from qfuse.optimize.schedule import MOVING_RULES, settle_rules
+from qfuse.rewrite.clone import clone
+from qfuse.rewrite.context import RewriteContext
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.quant import per_tensor
+from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
 
@@ -48,7 +63,7 @@ def test_values_stay(dtype: torch.dtype, rows: int) -> None:
 @pytest.mark.parametrize(
     "view", [aten.view.default, aten._unsafe_view.default, aten.reshape.default]
 )
-@pytest.mark.parametrize("sizes", [(1, 4), (3, 1), (1, 1), (8, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 4), (3, 2), (1, 2), (8, 2)], ids=str)
 def test_any_number_of_heads_however_it_is_spelled(view: object, sizes: tuple[int, int]) -> None:
     g = Heads(*sizes, rows=2, positions=1)
     keys, values = (g.repeated(x, view=view) for x in (g.k, g.v))
@@ -176,3 +191,140 @@ def test_refuses_queries_that_are_spread(shape: tuple[int, ...]) -> None:
 
     assert (miss.code, miss.at) == (MissCode.SHAPE, out)
     assert "broadcast against keys" in miss.reason
+
+
+GRIDS: dict[str, tuple[int | None, ...]] = {
+    "tensor": (None, None, None, None),
+    "batch": (1, None, None, None),
+    "head": (None, 1, None, None),
+    "heads": (None, 2, None, None),
+    "token": (1, 1, 1, None),
+    "features": (None, None, None, 1),
+    "groups": (None, 1, 2, 4),
+}
+
+
+def quantized_heads(
+    g: Heads, name: str, block: tuple[int | None, ...], repeat: Repeat, *, dynamic: bool = False
+) -> Node:
+    """Add keys or values that are quantized, repeated and dequantized."""
+    shared = g.b.arg(f"{name}8", torch.int8, g.batch, g.heads, g.positions, 8)
+    spec = per_tensor(4).with_block(block)
+    grid = [int(n) for n in spec.grid(shape_of(shared))]
+    scale = torch.rand(grid) * 0.02 + 1e-2
+    node = g.b.arg(f"{name}_scale", torch.float32, *grid) if dynamic else None
+    node = g.b.const(f"{name}_scale", scale) if node is None else node
+    zero = g.b.const(f"{name}_zero", torch.randint(-9, 9, grid, dtype=torch.int32))
+    real = g.b.call(ops.dequantize, shared, node, zero, str(spec))
+    return repeat(g.b, real, g.group)
+
+
+def spread(b: GraphBuilder, node: Node, group: int) -> Node:
+    """Repeat one head without a copy."""
+    batch, _, positions, width = node.meta["val"].shape
+    return b.call(aten.expand.default, node, [batch, group, positions, width])
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("grid", list(GRIDS))
+@pytest.mark.parametrize("repeat", ["expand", "repeat_interleave"])
+def test_quantized_heads_are_not_copied(repeat: str, grid: str, dynamic: bool) -> None:
+    g = Heads(heads=4, group=2, rows=3, positions=6)
+    keys, values = (
+        quantized_heads(g, name, GRIDS[grid], REPEATS[repeat], dynamic=dynamic) for name in "kv"
+    )
+    program = g.done(g.attention(g.q, keys, values, is_causal=True))
+    before = clone(program)
+    # Dequantizes first move below the copies.
+    fired = settle_rules(program, MOVING_RULES, RewriteContext("optimize"))
+    assert fired["sink-dequantize"] > 0
+    assert applied(program, FuseRepeatedHeads).fired == {"fuse-repeated-heads": 1}
+    (node,) = program.graph.find_nodes(op="call_function", target=ATTENTION)
+    made = [as_dequantize(arguments(node)[name]) for name in ("key", "value")]
+    assert all(each is not None and shape_of(each.node)[1] == 4 for each in made)
+    assert not program.graph.find_nodes(op="call_function", target=aten.expand.default)
+    inputs = random_inputs(before)
+    ((want,), (got,)) = (run(each, inputs) for each in (before, program))
+    assert torch.equal(got, want)
+
+
+def test_golden_quantized_heads() -> None:
+    g = Heads(rows="l")
+    keys, values = (
+        quantized_heads(g, name, GRIDS["head"], REPEATS["expand"], dynamic=True) for name in "kv"
+    )
+    program = g.done(g.attention(g.q, keys, values))
+    settle_rules(program, MOVING_RULES, RewriteContext("optimize"))
+    applied(program, FuseRepeatedHeads, l=4)
+    assert_expected_inline(
+        to_text(program.graph),
+        """\
+%q: float32[2, 6, s0, 8]
+%k: float32[2, 2, 5, 8]
+%v: float32[2, 2, 5, 8]
+%k8: int8[2, 2, 5, 8]
+%k_scale: float32[1, 2, 1, 1]
+const %k_zero_1_1: int32[1, 2, 1, 1]
+%v8: int8[2, 2, 5, 8]
+%v_scale: float32[1, 2, 1, 1]
+const %v_zero_1_1: int32[1, 2, 1, 1]
+%0 = qfuse.dequantize(%k8, %k_scale, %k_zero_1_1, 'int8[-128,127] *x1x*x* float32 float32:reciprocal:round-zp int'): float32[2, 2, 5, 8]
+%1 = qfuse.dequantize(%v8, %v_scale, %v_zero_1_1, 'int8[-128,127] *x1x*x* float32 float32:reciprocal:round-zp int'): float32[2, 2, 5, 8]
+%2 = aten.scaled_dot_product_attention(%q, %0, %1, None, 0.0, False, scale=None, enable_gqa=True): float32[2, 6, s0, 8]
+%3 = aten.neg(%2): float32[2, 6, s0, 8]
+return (%3)""",
+    )
+
+
+@pytest.mark.numeric
+def test_quantized_heads_that_are_spread_without_a_copy() -> None:
+    g = Heads(heads=1, group=4)
+    keys, values = (quantized_heads(g, name, GRIDS["token"], spread) for name in "kv")
+    program = g.done(g.attention(g.q, keys, values))
+    settle_rules(program, MOVING_RULES, RewriteContext("optimize"))
+    assert applied(program, FuseRepeatedHeads).modified
+
+
+@pytest.mark.numeric
+def test_one_of_keys_and_values_is_quantized() -> None:
+    g = Heads()
+    keys = quantized_heads(g, "k", GRIDS["head"], REPEATS["expand"])
+    program = g.done(g.attention(g.q, keys, g.repeated(g.v)))
+    settle_rules(program, MOVING_RULES, RewriteContext("optimize"))
+    assert applied(program, FuseRepeatedHeads).modified
+
+
+def repeated_with_scales(g: Heads, name: str, block: tuple[int | None, ...]) -> Node:
+    """Add repeated quantized values whose parameters are those of the copies."""
+    shared = g.b.arg(f"{name}8", torch.int8, 2, g.heads, 5, 8)
+    spec = per_tensor(4).with_block(block)
+    grid = [int(n) for n in spec.grid((2, g.heads * g.group, 5, 8))]
+    scale = g.b.const(f"{name}_scale", torch.rand(grid))
+    return g.b.call(ops.dequantize, g.repeated(shared), scale, None, str(spec))
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_refuses_copies_of_one_head_with_different_scales(heads: int) -> None:
+    g = Heads()
+    keys, values = (repeated_with_scales(g, name, (None, heads, None, None)) for name in "kv")
+    miss = only_miss(g.done(g.attention(g.q, keys, values)), FuseRepeatedHeads)
+
+    assert (miss.code, miss.at) == (MissCode.GRANULARITY, keys)
+    assert "copies of one head have different scales" in miss.reason
+
+
+@pytest.mark.numeric
+def test_refuses_scales_in_two_levels() -> None:
+    g = Heads()
+    keys, values = (repeated_with_scales(g, name, (None, 3, None, None)) for name in "kv")
+    outer = g.b.const("outer", torch.rand(1, 1, 1, 1))
+    found = as_dequantize(keys)
+    assert found is not None
+    spec = replace(found.params.spec, domain=ZeroPointDomain.NONE, outer=(None,) * 4)
+    params = replace(found.params, spec=spec, outer_scale=outer)
+    keys = g.b.call(ops.dequantize, *replace(found, params=params).call_args())
+    miss = only_miss(g.done(g.attention(g.q, keys, values)), FuseRepeatedHeads)
+
+    assert (miss.code, miss.at) == (MissCode.GRANULARITY, keys)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.optimize.claimed.test_elementwise import quantized
+from tests.support.cases.grouped_heads import Repeat, expanded, interleaved, reshaped
 from torch.fx import Node
 
 from qfuse.ir.errors import NormalizeError
@@ -18,6 +19,7 @@ from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.check import problems_of
 from qfuse.ir.ops.claimed.attention import Attention, AttentionSpec, as_attention
+from qfuse.ir.ops.views import shape_of
 from qfuse.lower import claim_ops
 from qfuse.optimize import optimize, rules_for_claims
 from qfuse.optimize.claimed.attention import FuseAttention
@@ -293,21 +295,31 @@ def test_calls_are_verified(text: str, other: dict[str, Any], problem: str | Non
     assert problem is None or problem in found[0]
 
 
-def test_copies_of_heads_are_found_before_it_is_fused() -> None:
+@pytest.mark.numeric
+@pytest.mark.parametrize("quantized_heads", [False, True], ids=["float", "quantized"])
+@pytest.mark.parametrize("repeat", [expanded, reshaped, interleaved])
+def test_copies_of_heads_are_found_before_it_is_fused(
+    repeat: Repeat, quantized_heads: bool
+) -> None:
     b = GraphBuilder()
-    shared = [b.arg(name, torch.float32, 2, 2, 5, 8) for name in "kv"]
-    copies = []
-    for part in shared:
-        spread = b.call(
-            aten.expand.default, b.call(aten.unsqueeze.default, part, 2), [2, 2, 3, 5, 8]
-        )
-        copy = b.call(aten.clone.default, spread, memory_format=torch.contiguous_format)
-        copies.append(b.call(aten._unsafe_view.default, copy, [2, 6, 5, 8]))
+    shape = (2, 2, 5, 8)
+    shared = [
+        real(b, name, *shape) if quantized_heads else b.arg(name, torch.float32, *shape)
+        for name in "kv"
+    ]
+    copies = [repeat(b, part, 3) for part in shared]
     program = b.done(b.call(OP, real(b, "q", 2, 6, 3, 8), *copies))
+    before = clone(program)
     added = rules_for_claims({ops.scaled_dot_product_attention})
-    fused = the_attention(optimize(program, added=added))
-    assert (fused.key.name, fused.value.name) == ("k", "v")
+    done = optimize(program, added=added)
+    fused = the_attention(done)
+    assert [tuple(shape_of(part)) for part in (fused.key, fused.value)] == [shape, shape]
+    assert not done.graph.find_nodes(op="call_function", target=aten.expand.default)
+    assert (fused.key_params is not None) == quantized_heads
     assert fused.attention.grouped
+    inputs = random_inputs(before)
+    ((want,), (got,)) = (run(each, inputs) for each in (before, done))
+    assert torch.equal(got, want)
 
 
 def test_only_a_backend_that_claims_it_has_it() -> None:

@@ -76,11 +76,11 @@ fired: fold-requantized-factor 1""",
     )
 
 
-def by_tensor(*sizes: int, dtype: torch.dtype = torch.float32) -> Form:
+def by_tensor(*sizes: int, dtype: torch.dtype = torch.float32, name: str = "c") -> Form:
     """Multiply by a constant tensor of positive numbers."""
     # Without fractions, so that few results are ties.
     values = (torch.linspace(0.5, 2, math.prod(sizes)).sqrt() * 0.6).reshape(sizes).to(dtype)
-    return lambda b, real: b.call(aten.mul.Tensor, real, b.const("c", values))
+    return lambda b, real: b.call(aten.mul.Tensor, real, b.const(name, values))
 
 
 def chained(*calls: tuple[OpOverload, *tuple[float, ...]]) -> Form:
@@ -117,6 +117,39 @@ FORMS: dict[str, NormalGraph] = {
     "bfloat16": source(multiplied(0.5), float_dtype=torch.bfloat16),
     "relu": source(chained((aten.mul.Tensor, 0.3), (aten.relu.default,))),
     "clamp": source(chained((aten.mul.Tensor, 0.3), (aten.clamp.default, -1.0, 1.0))),
+    "two": source(chained((aten.mul.Tensor, 0.3), (aten.mul.Tensor, 1.7))),
+    "three": source(chained((aten.mul.Tensor, 0.3), (aten.div.Tensor, 0.7), (aten.div.Tensor, 3))),
+    "two, unsigned": source(
+        chained((aten.div.Tensor, 3), (aten.mul.Tensor, 1.7)), dtype=torch.uint8
+    ),
+    "two at run time": source(chained((aten.mul.Tensor, 0.5), (aten.div.Tensor, 4.0)), to=None),
+    "two negative": source(chained((aten.mul.Tensor, -0.3), (aten.div.Tensor, -1.7))),
+    "two negative at run time": source(
+        chained((aten.mul.Tensor, -0.5), (aten.mul.Tensor, -2.0)), to=None
+    ),
+    "a column and a number": source(lambda b, real: multiplied(0.7)(b, by_tensor(16)(b, real))),
+    "columns and rows": source(
+        lambda b, real: by_tensor(16, name="d")(b, by_tensor(256, 1)(b, real))
+    ),
+    "relu between": source(
+        chained((aten.mul.Tensor, 0.3), (aten.relu.default,), (aten.mul.Tensor, 1.7))
+    ),
+    "relu6 between": source(
+        chained((aten.mul.Tensor, 0.3), (aten.relu6.default,), (aten.div.Tensor, 7.1))
+    ),
+    "clamp between": source(
+        chained((aten.mul.Tensor, 0.3), (aten.clamp.default, -0.4, 0.6), (aten.mul.Tensor, 2.3))
+    ),
+    "clamp of powers": source(
+        chained((aten.mul.Tensor, 0.5), (aten.clamp.default, -0.4, 0.6), (aten.mul.Tensor, 2.0))
+    ),
+    "clamp below negative": source(
+        chained((aten.mul.Tensor, -0.3), (aten.clamp_max.default, 0.6), (aten.mul.Tensor, -2.3))
+    ),
+    "clamp before": source(chained((aten.relu6.default,), (aten.mul.Tensor, 0.3)), scale=0.11),
+    "clamp to one value": source(
+        chained((aten.mul.Tensor, 0.3), (aten.clamp.default, 0.5, 0.5), (aten.mul.Tensor, 1.7))
+    ),
 }
 
 
@@ -134,7 +167,8 @@ def test_it_is_one_requantize_with_the_same_bits(name: str) -> None:
     every = torch.arange(info.min, info.max + 1).to(made.params.spec.dtype)
     inputs = [every[:, None].expand(256, 16), torch.tensor([[0.04]])][: len(done.signature.inputs)]
     assert torch.equal(run(done, inputs)[0], run(before, inputs)[0])
-    if "relu" not in name and "clamp" not in name:
+    # Others are a range of the quantize first.
+    if name not in ("relu", "clamp"):
         assert_same_values(before, inputs, FoldRequantizedFactor(), exact=True)
 
 
@@ -161,6 +195,7 @@ def test_a_folded_factor_of_three_would_change_a_tie() -> None:
         (source(by_tensor(1, dtype=torch.float64)), MissCode.DTYPE),
         (source(multiplied(0.5), dtype=torch.int32), MissCode.DTYPE),
         (source(multiplied(0.5), dtype=torch.float8_e4m3fn), MissCode.DTYPE),
+        (source(multiplied(0.5), scale=math.nan), MissCode.RANGE),
     ],
 )
 def test_refuses(program: NormalGraph, code: MissCode) -> None:
@@ -179,6 +214,121 @@ def test_says_which_value_would_change() -> None:
         miss.reason,
         """the factor is not a power of two: in the scale it would be rounded otherwise, and the quantized value -64 would become 20 instead of 19""",
     )
+
+
+TWO: dict[str, tuple[NormalGraph, MissCode]] = {
+    "one negative": (
+        source(chained((aten.mul.Tensor, -0.5), (aten.mul.Tensor, 0.5))),
+        MissCode.ARGUMENT,
+    ),
+    "zero": (source(chained((aten.mul.Tensor, 0.0), (aten.mul.Tensor, 0.5))), MissCode.ARGUMENT),
+    "by zero": (source(chained((aten.div.Tensor, 0), (aten.mul.Tensor, 0.5))), MissCode.ARGUMENT),
+    "zero by zero": (
+        source(chained((aten.mul.Tensor, 0.0), (aten.div.Tensor, 0.0))),
+        MissCode.ARGUMENT,
+    ),
+    # The product of both is four, but what is between them is zero or infinite.
+    "underflow": (
+        source(chained((aten.mul.Tensor, 2.0**-120), (aten.mul.Tensor, 2.0**122))),
+        MissCode.RANGE,
+    ),
+    "overflow": (
+        source(chained((aten.mul.Tensor, 2.0**127), (aten.mul.Tensor, 2.0**-125))),
+        MissCode.RANGE,
+    ),
+    "ties": (
+        source(chained((aten.mul.Tensor, 0.6), (aten.mul.Tensor, 0.5)), scale=0.1, to=0.02),
+        MissCode.ARGUMENT,
+    ),
+    "clamp at run time": (
+        source(
+            chained((aten.mul.Tensor, 0.5), (aten.relu.default,), (aten.mul.Tensor, 0.5)), to=None
+        ),
+        MissCode.NOT_CONSTANT,
+    ),
+    "bfloat16": (
+        source(chained((aten.mul.Tensor, 0.3), (aten.mul.Tensor, 1.7)), float_dtype=torch.bfloat16),
+        MissCode.ARGUMENT,
+    ),
+    "clamp in several units": (
+        source(
+            lambda b, real: by_tensor(16)(
+                b, b.call(aten.clamp.default, multiplied(0.3)(b, real), -0.4, 0.6)
+            )
+        ),
+        MissCode.ARGUMENT,
+    ),
+    "varies in a block": (
+        source(
+            lambda b, real: multiplied(0.5)(b, by_tensor(16)(b, real)),
+            blocks=((None, 4), (None, None)),
+        ),
+        MissCode.GRANULARITY,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(TWO))
+def test_refuses_several(name: str) -> None:
+    program, code = clone(TWO[name][0]), TWO[name][1]
+    before = to_text(program.graph)
+    result = apply_rules(program, [FoldRequantizedFactor()])
+    assert not result.modified
+    assert to_text(program.graph) == before
+    (miss,) = [miss for _, miss in result.misses if miss.progress]
+    assert miss.code is code
+
+
+def test_refuses_a_clamp_before_float8() -> None:
+    b = GraphBuilder()
+    stored = b.arg("q", torch.int8, 4, 4), b.const("s", torch.tensor([[0.1]])), None
+    real = b.call(ops.dequantize, *stored, str(per_tensor(2)))
+    half = b.call(aten.mul.Tensor, b.call(aten.relu6.default, real), 0.5)
+    to = b.const("t", torch.tensor([[0.031]])), None, str(per_tensor(2, torch.float8_e4m3fn))
+    program = b.done(b.call(ops.quantize, half, *to))
+    ((_, miss),) = apply_rules(program, [FoldRequantizedFactor()]).misses
+    assert miss.code is MissCode.DTYPE
+
+
+def test_says_what_a_clamp_between_factors_would_change() -> None:
+    program = clone(TWO["clamp in several units"][0])
+    misses = [miss for _, miss in apply_rules(program, [FoldRequantizedFactor()]).misses]
+    (miss,) = [miss for miss in misses if miss.progress]
+    assert_expected_inline(
+        miss.reason,
+        """a clamp between the factors does not become a range, and the quantized value -128 would become 109 instead of 115""",
+    )
+
+
+def test_stops_at_a_factor_of_run_time() -> None:
+    b = GraphBuilder()
+    stored = b.arg("q", torch.int8, 4, 4), b.const("s", torch.tensor([[0.1]])), None
+    real = b.call(ops.dequantize, *stored, str(per_tensor(2)))
+    y = b.call(aten.mul.Tensor, real, b.arg("c", torch.float32, 4))
+    half = b.call(aten.mul.Tensor, y, 0.5)
+    to = b.const("t", torch.tensor([[0.031]])), None, str(per_tensor(2))
+    program = b.done(b.call(ops.quantize, half, *to))
+    assert not apply_rules(program, [FoldRequantizedFactor()]).modified
+
+
+@pytest.mark.numeric
+def test_a_product_between_factors_stays_for_its_other_users() -> None:
+    b = GraphBuilder()
+    stored = b.arg("q", torch.int8, 256, 1), b.const("s", torch.tensor([[0.0237]])), None
+    real = b.call(ops.dequantize, *stored, str(per_tensor(2)))
+    y = multiplied(0.3)(b, real)
+    to = b.const("t", torch.tensor([[0.031]])), None, str(per_tensor(2))
+    program = b.done(
+        b.call(ops.quantize, y, *to),
+        b.call(ops.quantize, multiplied(1.7)(b, y), *to),
+        b.call(ops.quantize, multiplied(2.3)(b, b.call(aten.relu.default, y)), *to),
+        y,
+    )
+    before = clone(program)
+    assert apply_rules(program, [FoldRequantizedFactor()]).fired == {"fold-requantized-factor": 2}
+    q = torch.arange(-128, 128).to(torch.int8)[:, None]
+    for got, want in zip(run(program, [q]), run(before, [q]), strict=True):
+        assert torch.equal(got, want)
 
 
 def shared(*targets: tuple[float, torch.dtype]) -> NormalGraph:

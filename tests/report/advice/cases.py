@@ -9,38 +9,13 @@ from typing import Any
 import torch
 import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
+from tests.report.advice.weighted import SIZE, Forward, Weighted
 from torch import nn
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
 from qfuse.ir.events import MissCode
 
-SIZE = 256
 _PT2E = torch.ops.quantized_decomposed
-
-Forward = Callable[..., Any]
-
-
-class Weighted(nn.Module):
-    """A model of one function, with an int8 weight ``w``, its scales ``s`` and a float one ``f``."""
-
-    w: torch.Tensor
-    f: torch.Tensor
-    s: torch.Tensor
-    z: torch.Tensor
-
-    def __init__(self, forward: Forward) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        shape = (SIZE, SIZE)
-        weight = torch.randint(-127, 127, shape, generator=generator).to(torch.int8)
-        self.register_buffer("w", weight)
-        self.register_buffer("f", torch.randn(shape, generator=generator))
-        self.register_buffer("s", torch.rand(SIZE, generator=generator) * 0.01 + 0.001)
-        self.register_buffer("z", torch.zeros(SIZE, dtype=torch.int64))
-        self._forward = forward
-
-    def forward(self, *args: torch.Tensor) -> Any:
-        return self._forward(self, *args)
 
 
 def weight(m: Weighted, axis: int = 0) -> torch.Tensor:
@@ -176,6 +151,12 @@ def _convolution(name: str, code: MissCode, **before: Any) -> Case:
 
 def _case(advice: str, code: MissCode | None, problem: Forward, solution: Forward) -> Case:
     return Case(advice, code, lambda: Weighted(problem), lambda: Weighted(solution))
+
+
+def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+    """Multiply each row that is read with the weights of the one of four experts that ``x`` names."""
+    expert = x[:, 0].abs().long() % 4
+    return torch.bmm(by_hand(m).view(4, SIZE // 4, SIZE)[expert], read[:, :, None])
 
 
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
@@ -334,6 +315,12 @@ CASES = (
         MissCode.ARGUMENT,
         _then(lambda y: torch.relu(y) / 0.7),
         _then(lambda y: torch.relu(y) * (1 / 0.7)),
+    ),
+    _case(
+        "quantize-activations-of-experts",
+        MissCode.NOT_QUANTIZED,
+        lambda m, x: _of_experts(m, x, x),
+        lambda m, x: _of_experts(m, x, static(x)),
     ),
     _case(
         "attention-in-parts",

@@ -9,17 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.passes.test_equality import static
-from tests.report.advice.cases import (
-    CASES,
-    Case,
-    Forward,
-    Weighted,
-    activations,
-    linear,
-    weight,
-)
+from tests.report.advice.cases import CASES, Case, activations, linear, weight
 from tests.report.advice.cases import static as quantized
 from tests.report.advice.reports import reports
+from tests.report.advice.weighted import Forward, Weighted
 from torch import nn
 
 import qfuse

@@ -35,6 +35,15 @@ def expanded(b: GraphBuilder, node: Node, group: int) -> Node:
     return b.call(aten._unsafe_view.default, copy, [*batch, h * group, s, d])
 
 
+def reshaped(b: GraphBuilder, node: Node, group: int) -> Node:
+    """Spell the repetition with a reshape, which copies."""
+    *batch, h, s, d = _sizes(b, node)
+    assert isinstance(h, int), "heads are known"
+    single = b.call(aten.unsqueeze.default, node, -3)
+    spread = b.call(aten.expand.default, single, [*batch, h, group, s, d])
+    return b.call(aten.reshape.default, spread, [*batch, h * group, s, d])
+
+
 def interleaved(b: GraphBuilder, node: Node, group: int) -> Node:
     """Repeat with one op."""
     return b.call(aten.repeat_interleave.self_int, node, group, len(shape_of(node)) - 3)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch.fx.node import Argument
 
 from qfuse.ir.movement.base import Moved, unsqueeze
 from qfuse.ir.movement.registry import movement_of
@@ -15,10 +14,10 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Act, Add, Cast, EpilogueOp, Mul, Prelu
 from qfuse.ir.ops.matmul import FusedMatmul, as_fused_matmul
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
-from qfuse.ir.quant.block import covers, view_block
+from qfuse.ir.quant.block import view_block
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import Size, is_one, same_shape, same_size
+from qfuse.ir.sizes import Size, is_one, same_size
 from qfuse.optimize.match.move_qparams import moved_params
 from qfuse.optimize.match.repeated_heads import HEADS, RepeatedHeads, repeated_heads
 from qfuse.rewrite.prelude import (
@@ -88,10 +87,10 @@ class BroadcastRepeatedHeads(Rule[BroadcastSite]):
             text = "its scales have two levels"
             return Miss(MissCode.GRANULARITY, node, text, progress=2)
         block = _block_of_heads(params.spec.block, repeated)
-        if block is None:
-            text = "copies of one head have different scales, in blocks of {}"
-            details = params.spec.block_text()
-            return Miss(MissCode.GRANULARITY, fused.other, text, details, progress=2)
+        if isinstance(block, Refusal):
+            text = "{}, in blocks of {}"
+            details = block.reason, params.spec.block_text()
+            return Miss(MissCode.GRANULARITY, fused.other, text, *details, progress=2)
         site = BroadcastSite(fused, repeated, replace(params, spec=params.spec.with_block(block)))
         wrong = _refuse_left(site)
         if wrong is None and not repeated.is_one_head:
@@ -195,48 +194,28 @@ def _moved_with(node: Node, params: QuantParams, rw: Rewriter) -> QuantParams:
     return moved_params(rw, params, [moved])
 
 
-def _block_of_heads(block: Block, repeated: RepeatedHeads) -> Block | None:
-    """Return the block of the right operand where each head is there once.
-
-    ``None`` if copies of one head have different scales.
-    """
-    size, rest = block[HEADS], block[HEADS + 1 :]
-    if covers(size, repeated.heads):
-        one: int | None = None
-    elif size is None or size % repeated.count:
-        return None
-    else:
-        one = size // repeated.count
+def _block_of_heads(block: Block, repeated: RepeatedHeads) -> Block | Refusal:
+    """Return the block of the right operand where each head is there once."""
+    one = repeated.block_of_heads(block[HEADS])
+    if isinstance(one, Refusal):
+        return one
     heads = (None,) if repeated.is_one_head else (one, None)
-    return (*block[:HEADS], *heads, *rest)
+    return (*block[:HEADS], *heads, *block[HEADS + 1 :])
 
 
 def _right(site: BroadcastSite, rw: Rewriter) -> tuple[Node, QuantParams]:
     """Return the right operand with one copy of each head, and its parameters."""
-    repeated, other, params = site.repeated, site.repeated.source, site.params
-    if not same_shape(shape_of(other), repeated.shape):
-        sizes = [_size(size, axis, site, rw) for axis, size in enumerate(shape_of(repeated.value))]
-        sizes[HEADS : HEADS + 1] = repeated.parts
-        other = rw.call(aten.reshape.default, other, sizes)
+    repeated, params = site.repeated, site.params
+    parts = [1] if repeated.is_one_head else [repeated.heads // repeated.count, 1]
+    other = repeated.without_copies(parts, rw)
     if not repeated.is_one_head:
         # There is one entry for all copies, along an axis of its own.
         step = Moved(params.spec.block, lambda mover, value: unsqueeze(mover, value, [HEADS]))
         params = moved_params(rw, params, [step])
     if not repeated.turned:
         return other, params
-    *batch, row, column = range(len(repeated.shape))
+    *batch, row, column = range(len(shape_of(other)))
     return rw.call(aten.permute.default, other, [*batch, column, row]), params
-
-
-def _size(size: Size, axis: int, site: BroadcastSite, rw: Rewriter) -> Argument:
-    """Return a size of the repeated heads as an argument, from before they are repeated."""
-    if isinstance(size, int):
-        return size
-    ask, source = aten.sym_size.int, site.repeated.source
-    for known, other in enumerate(shape_of(source)):
-        if same_size(size, other):
-            return rw.call(ask, source, known)
-    return rw.call(ask, site.repeated.value, axis)
 
 
 def _result_params(fused: FusedMatmul, rw: Rewriter) -> QuantParams | None:

@@ -1,4 +1,4 @@
-"""Multiply the scale of a dequantize by a factor, instead of its result."""
+"""Multiply the scale of a dequantize by factors, instead of its result."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.constants import constant_params, constant_value, number_of
-from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize, as_quantize
-from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.ops.constants import constant_params
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_quantize
+from qfuse.ir.ops.views import QuantParams, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.reference import dequantize, quantize
 from qfuse.ir.quant.spec import Block, QuantSpec, ZeroPointDomain
-from qfuse.ir.sizes import Size, same_shape
+from qfuse.ir.sizes import Size
+from qfuse.optimize.fold.factor_chain import FactorChain, factor_chain
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -26,7 +26,6 @@ from qfuse.rewrite.prelude import (
     OpOverload,
     Rewriter,
     Rule,
-    arguments,
     aten,
 )
 
@@ -42,51 +41,53 @@ _STEPS = (0, 1, -1, 2, -2)
 
 @dataclass(frozen=True, slots=True)
 class RequantizedFactorSite:
-    """A multiplied dequantize in front of quantizes.
+    """Factors between a dequantize and quantizes.
 
     Attributes:
-        node: The product or quotient.
-        dequantize: Its operand.
-        block: The block of the scale with the factor.
-        scale: The scale with the factor.
+        chain: The dequantize and the factors.
+        block: The block of the scale with the factors.
+        scale: The scale with the factors.
         zero_point: The zero point of the same shape, if the dequantize has one.
+        quantizes: The quantizes, whose ranges are those that clamps between the factors leave.
     """
 
-    node: Node
-    dequantize: Dequantize
+    chain: FactorChain
     block: Block
     scale: torch.Tensor
     zero_point: torch.Tensor | None
+    quantizes: tuple[Quantize, ...]
+
+    @property
+    def dequantize(self) -> Dequantize:
+        """The dequantize."""
+        return self.chain.dequantize
 
 
 @dataclass(frozen=True, slots=True)
 class _User:
-    """A quantize, and what it reads for every quantized value in front of the factor.
+    """A quantize, and what it reads for every quantized value in front of the factors.
 
     Attributes:
+        quantize: The quantize, in whose range all results are.
         values: The quantized values, ``[values, *axes]``.
-        spec: That of the quantize.
         params: Its scale and zero point.
-        real: The float results of the source.
+        results: The quantized results of the source.
     """
 
+    quantize: Quantize
     values: torch.Tensor
-    spec: QuantSpec
     params: tuple[torch.Tensor, torch.Tensor | None]
-    real: torch.Tensor
-
-    def quantized(self, real: torch.Tensor) -> torch.Tensor:
-        """Quantize float results; return numbers of a type that torch compares."""
-        return quantize(real, *_along(self.params), _with_values(self.spec)).double()
+    results: torch.Tensor
 
     def scaled(self, site: RequantizedFactorSite) -> torch.Tensor:
-        """Return the results with the factor in the scale."""
+        """Return the results with the factors in the scale."""
         spec = _with_values(site.dequantize.params.spec.with_block(site.block))
-        return self.quantized(dequantize(self.values, *_along((site.scale, site.zero_point)), spec))
+        real = dequantize(self.values, *_along((site.scale, site.zero_point)), spec)
+        return _quantized(real, self.params, self.quantize.params.spec)
 
     def agrees(self, site: RequantizedFactorSite) -> torch.Tensor:
         """Return for every scale whether all results with it are those of the source."""
-        equal = (self.scaled(site) == self.quantized(self.real)).all(0)
+        equal = (self.scaled(site) == self.results).all(0)
         for axis, size in enumerate(site.scale.shape):
             # Several elements share a scale: all of them have to agree, or all of several scales.
             if size != equal.shape[axis]:
@@ -95,14 +96,16 @@ class _User:
 
     def difference(self, site: RequantizedFactorSite) -> Miss:
         """Say which value would change."""
-        old, new = self.quantized(self.real), self.scaled(site)
-        place = tuple((old != new).nonzero()[0].tolist())
-        text = (
-            "the factor is not a power of two: in the scale it would be rounded otherwise, and "
-            "the quantized value {:g} would become {:g} instead of {:g}"
-        )
-        details = [float(each[place]) for each in (self.values, new, old)]
-        return Miss(MissCode.ARGUMENT, site.node, text, *details, progress=2)
+        new = self.scaled(site)
+        place = tuple((self.results != new).nonzero()[0].tolist())
+        what = "the factor is not a power of two: in the scale it would be rounded otherwise"
+        if len(site.chain.steps) > 1:
+            what = "in the scale the product of the factors would be rounded otherwise"
+        if site.chain.is_clamped:
+            what = "a clamp between the factors does not become a range"
+        text = what + ", and the quantized value {:g} would become {:g} instead of {:g}"
+        details = [float(each[place]) for each in (self.values, new, self.results)]
+        return Miss(MissCode.ARGUMENT, site.chain.end, text, *details, progress=2)
 
 
 class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
@@ -110,21 +113,23 @@ class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
 
     Before::
 
-        q -> dequantize(s) -> mul(c) -> quantize(t)
+        q -> dequantize(s) -> mul(c) -> relu -> div(d) -> quantize(t)
 
     After::
 
-        q -> dequantize(s * c) -> quantize(t)
+        q -> dequantize(s * c / d) -> quantize(t) to [zero point, ...]
 
-    Both are then one requantize. ``c`` is a positive number, or one per channel; a quotient is a
-    product with the inverse. A power of two changes the exponent only, so the floats are equal.
+    Both are then one requantize. There may be several factors in a row, with clamps between them,
+    which become the range of the quantize. A factor is a number, or one per channel; a quotient is
+    a product with the inverse. Powers of two change the exponent only, so the floats are equal.
     With another factor the products are rounded otherwise. Both forms are computed for every
-    quantized value that the type has, and the scale is the one nearest to ``s * c`` with which all
-    results are equal.
+    quantized value that the type has, and the scale is the one nearest to ``s * c / d`` with which
+    all results are equal.
 
-    Refuses: factors that are not positive; a result that would differ, as for values at a tie;
-    scales that are computed at run time (with a power of two, that of the quantize may be); scales
-    so large or small that a product leaves the normal range; users other than quantizes.
+    Refuses: products of factors that are not positive; a result that would differ, as for values at
+    a tie; scales that are computed at run time (with powers of two and without clamps, that of the
+    quantize may be); scales so large or small that a product leaves the normal range; users other
+    than quantizes.
     """
 
     name = "fold-requantized-factor"
@@ -132,26 +137,20 @@ class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> RequantizedFactorSite | Miss:
-        """Match a factor between a dequantize and quantizes."""
-        a = arguments(node)
-        operand, by = a["self"], a["other"]
-        source = as_dequantize(operand)
-        if source is None and is_call(node, aten.mul.Tensor):
-            source, by = as_dequantize(by), operand
-        factor = None if source is None else _factor(by, source)
-        if source is None or factor is None:
+        """Match factors between a dequantize and quantizes."""
+        chain = factor_chain(node)
+        if chain is None:
             return Miss(MissCode.PATTERN, node, "no dequantize is multiplied", progress=0)
         known = _quantizes(node)
         if not known:
             return Miss(MissCode.PATTERN, node, "it is not only quantized", progress=0)
+        *_, factor = chain.scaled(torch.ones([1] * chain.dequantize.params.spec.rank).double())
         wrong = factor[~((factor > 0) & factor.isfinite())]
         if len(wrong):
             text = "a factor of {:.6g} is not positive and finite, as scales are"
             return Miss(MissCode.ARGUMENT, node, text, float(wrong[0]), progress=2)
-        site = _scaled(node, source, factor)
-        if isinstance(site, Miss) or _shifts_exponents(site, factor):
-            return site
-        return _looked_up(site, by, known)
+        site = _scaled(chain, factor, known)
+        return site if isinstance(site, Miss) or _shifts_exponents(site) else _looked_up(site)
 
     def rewrite(self, site: RequantizedFactorSite, rw: Rewriter) -> None:
         """Quantize what a dequantize with the other scale returns."""
@@ -168,43 +167,26 @@ class FoldRequantizedFactor(Rule[RequantizedFactorSite]):
         scaled = replace(site.dequantize, params=made)
         real = rw.call(ops.dequantize, *scaled.call_args())
         # The quantized values are equal, the floats are not.
-        for last in _quantizes(site.node):
+        for last in site.quantizes:
             with rw.instead_of(last.node):
                 rw.replace(last.node, rw.call(ops.quantize, *replace(last, x=real).call_args()))
 
 
-def _quantizes(node: Node) -> list[Quantize]:
+def _quantizes(node: Node) -> tuple[Quantize, ...]:
     """Return the users of a node, none if some do other than quantize it.
 
     A quantize may also have it as its scale.
     """
     found = [as_quantize(user) for user in node.users]
     known = [q for q in found if q is not None and q.x is node and node not in q.params.tensors]
-    return known if len(known) == len(found) else []
+    return tuple(known) if len(known) == len(found) else ()
 
 
-def _factor(by: object, source: Dequantize) -> torch.Tensor | None:
-    """Return a constant operand as the op reads it, in the rank of the other, in float64."""
-    value = _constant(by)
-    rank = source.params.spec.rank
-    if value is None:
-        return None
-    factor = torch.as_tensor(value)
-    if factor.dtype is torch.bool or factor.is_complex() or factor.dim() > rank:
-        return None
-    wide = source.params.spec.float_dtype is torch.float64
-    factor = factor.to(torch.float64 if wide else torch.float32).double()
-    return factor.reshape((*(1,) * (rank - factor.dim()), *factor.shape))
-
-
-def _constant(by: object) -> torch.Tensor | int | float | None:
-    """Return the value of a constant operand, ``None`` for another one."""
-    return constant_value(by) if isinstance(by, Node) else number_of(by)
-
-
-def _scaled(node: Node, source: Dequantize, factor: torch.Tensor) -> RequantizedFactorSite | Miss:
-    """Return the dequantize with the factor in its scale."""
-    params, shape = source.params, shape_of(source.node)
+def _scaled(
+    chain: FactorChain, factor: torch.Tensor, quantizes: tuple[Quantize, ...]
+) -> RequantizedFactorSite | Miss:
+    """Return the dequantize with the factors in its scale."""
+    params, end = chain.dequantize.params, chain.end
     spec, known = params.spec, constant_params(params)
     if known is None:
         text = "the scale is computed at run time"
@@ -214,21 +196,23 @@ def _scaled(node: Node, source: Dequantize, factor: torch.Tensor) -> Requantized
         or spec.domain is ZeroPointDomain.FLOAT_OFFSET
         or not _is_short(spec.dtype)
     ):
-        return Miss(MissCode.DTYPE, node, "the values are not integers of 16 bits", progress=2)
-    if dtype_of(node) != spec.float_dtype or not same_shape(shape_of(node), shape):
+        return Miss(MissCode.DTYPE, end, "the values are not integers of 16 bits", progress=2)
+    if not chain.keeps_type:
         text = "the factor changes the dtype or the shape of the dequantized values"
-        return Miss(MissCode.DTYPE, node, text, progress=2)
-    block = _block(spec.block, factor, shape)
+        return Miss(MissCode.DTYPE, end, text, progress=2)
+    block = _block(spec.block, factor, shape_of(end))
     if block is None:
         text = "the factor varies within the blocks of {} that share a scale"
-        return Miss(MissCode.GRANULARITY, node, text, spec.block_text(), progress=2)
-    (scale, zero), wide = known, known[0].double()
-    made = (wide / factor if is_call(node, aten.div.Tensor) else wide * factor).to(scale.dtype)
-    if not all(bool(((each > _LEAST) & (each < _MOST)).all()) for each in (scale, made)):
+        return Miss(MissCode.GRANULARITY, end, text, spec.block_text(), progress=2)
+    scale, zero = known
+    # Two negative factors are a positive one.
+    scales = [scale.double(), *chain.scaled(scale.double())]
+    made = scales[-1].to(scale.dtype)
+    if not all(bool(((s.abs() > _LEAST) & (s.abs() < _MOST)).all()) for s in (*scales, made)):
         return Miss(MissCode.RANGE, params.scale, "a scale is very large or small", progress=2)
     if zero is not None:
         zero = zero.expand(made.shape)
-    return RequantizedFactorSite(node, source, block, made, zero)
+    return RequantizedFactorSite(chain, block, made, zero, quantizes)
 
 
 def _is_short(dtype: torch.dtype) -> bool:
@@ -245,28 +229,24 @@ def _block(block: Block, factor: torch.Tensor, shape: Sequence[Size]) -> Block |
     return tuple(done)
 
 
-def _shifts_exponents(site: RequantizedFactorSite, factor: torch.Tensor) -> bool:
-    """Whether the factor only changes exponents of normal float32 numbers."""
+def _shifts_exponents(site: RequantizedFactorSite) -> bool:
+    """Whether the factors only change exponents of normal float32 numbers."""
     spec = site.dequantize.params.spec
     types = {spec.float_dtype, spec.arithmetic.compute, site.scale.dtype}
-    return types == {torch.float32} and bool((factor.frexp().mantissa == _HALF).all())
+    numbers = [step.number for step in site.chain.factors]
+    powers = all(bool((n.frexp().mantissa.abs() == _HALF).all()) for n in numbers)
+    return types == {torch.float32} and powers and not site.chain.is_clamped
 
 
-def _looked_up(
-    site: RequantizedFactorSite, by: object, quantizes: Sequence[Quantize]
-) -> RequantizedFactorSite | Miss:
+def _looked_up(site: RequantizedFactorSite) -> RequantizedFactorSite | Miss:
     """Look up what becomes of every quantized value; return scales that change none."""
     users: list[_User] = []
-    for last in quantizes:
-        known = constant_params(last.params)
-        if known is None or last.params.outer_scale is not None:
-            text = "the factor is not a power of two, and the scale after it is not constant"
-            return Miss(MissCode.NOT_CONSTANT, last.node, text, progress=2)
-        values = _values(site, known[0])
-        if values is None:
-            text = "the factor is not a power of two, and there are too many scales to look up"
-            return Miss(MissCode.GRANULARITY, last.node, text, progress=2)
-        users.append(_User(values, last.params.spec, known, _results(site, by, values)))
+    for last in site.quantizes:
+        user = _looked_up_user(site, last)
+        if isinstance(user, Miss):
+            return user
+        users.append(user)
+    site = replace(site, quantizes=tuple(user.quantize for user in users))
     scale, left = site.scale, torch.ones(site.scale.shape, dtype=torch.bool)
     for steps in _STEPS:
         tried = replace(site, scale=_shifted(site.scale, steps))
@@ -278,6 +258,48 @@ def _looked_up(
         if not bool(left.any()):
             return replace(site, scale=scale)
     return next(user for user in users if not bool(user.agrees(site).all())).difference(site)
+
+
+def _looked_up_user(site: RequantizedFactorSite, last: Quantize) -> _User | Miss:
+    """Quantize what the source computes for every quantized value."""
+    chain = site.chain
+    what = "the factor is not a power of two"
+    if chain.is_clamped:
+        what = "there is a clamp between factors"
+    known, source = constant_params(last.params), constant_params(chain.dequantize.params)
+    assert source is not None, "it was matched"
+    if known is None or last.params.outer_scale is not None:
+        text = what + ", and the scale after it is not constant"
+        return Miss(MissCode.NOT_CONSTANT, last.node, text, progress=2)
+    values = _values(site, known[0])
+    if values is None:
+        text = what + ", and there are too many scales to look up"
+        return Miss(MissCode.GRANULARITY, last.node, text, progress=2)
+    real = dequantize(values, *_along(source), _with_values(chain.dequantize.params.spec))
+    results = _quantized(chain(real), known, last.params.spec)
+    if not chain.is_clamped:
+        return _User(last, values, known, results)
+    clamped = _to_range(last, results)
+    return clamped if isinstance(clamped, Miss) else _User(clamped, values, known, results)
+
+
+def _to_range(last: Quantize, results: torch.Tensor) -> Quantize | Miss:
+    """Quantize to the range of all results."""
+    spec = last.params.spec
+    offset = spec.domain is ZeroPointDomain.FLOAT_OFFSET
+    if spec.dtype.is_floating_point or offset or not spec.is_plain or not results.numel():
+        text = "a clamp between factors cannot become a range of {}"
+        return Miss(MissCode.DTYPE, last.node, text, spec, progress=2)
+    low, high = int(results.min()), int(results.max())
+    made = replace(spec, quant_min=low, quant_max=high)
+    return replace(last, params=replace(last.params, spec=made))
+
+
+def _quantized(
+    real: torch.Tensor, params: tuple[torch.Tensor, torch.Tensor | None], spec: QuantSpec
+) -> torch.Tensor:
+    """Quantize float results; return numbers of a type that torch compares."""
+    return quantize(real, *_along(params), _with_values(spec)).double()
 
 
 def _shifted(scale: torch.Tensor, steps: int) -> torch.Tensor:
@@ -293,7 +315,9 @@ def _values(site: RequantizedFactorSite, scale: torch.Tensor) -> torch.Tensor | 
     info = torch.iinfo(site.dequantize.params.spec.dtype)
     sizes = [
         1 if n == m == 1 else size
-        for n, m, size in zip(site.scale.shape, scale.shape, shape_of(site.node), strict=True)
+        for n, m, size in zip(
+            site.scale.shape, scale.shape, shape_of(site.dequantize.node), strict=True
+        )
     ]
     fixed = [size for size in sizes if isinstance(size, int)]
     count = info.max - info.min + 1
@@ -301,16 +325,6 @@ def _values(site: RequantizedFactorSite, scale: torch.Tensor) -> torch.Tensor | 
         return None
     every = torch.arange(info.min, info.max + 1).to(site.dequantize.params.spec.dtype)
     return every.reshape((count, *(1,) * len(fixed))).expand(count, *fixed)
-
-
-def _results(site: RequantizedFactorSite, by: object, values: torch.Tensor) -> torch.Tensor:
-    """Compute the float results of the source."""
-    source, op, factor = site.dequantize.params, overload_of(site.node), _constant(by)
-    params = constant_params(source)
-    assert op is not None, "a product is a call"
-    assert params is not None, "it was matched"
-    found: torch.Tensor = op(dequantize(values, *_along(params), _with_values(source.spec)), factor)
-    return found
 
 
 def _along(

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import REFUSED_META, constant_of, op_name
+from qfuse.ir.movement.lookup import looked_up_in
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of
+from qfuse.optimize.match.float_side import refuse_looked_up
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 _KNOWN = frozenset({"aten", "prims", "qfuse"})
@@ -48,6 +50,9 @@ def quantized_operands(x: Node, weight: Node) -> Operands | Miss:
         text = "the activation is quantized but the weight is {}"
         return Miss(MissCode.NOT_QUANTIZED, weight, text, dtype_of(weight), progress=2)
     if constant_of(stored.q) is None:
+        table = looked_up_in(weight)
+        if table is not None and act is None:
+            return refuse_looked_up(x, table)
         text = "the weight is computed at run time, so it cannot be prepacked"
         return Miss(MissCode.NOT_CONSTANT, stored.q, text, progress=3)
     if act is None:

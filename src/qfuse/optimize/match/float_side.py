@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from qfuse.ir.graph.schema import arguments, overload_of
-from qfuse.ir.graph.stage_graph import constant_of
-from qfuse.ir.movement.registry import movement_of
-from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.ops.views import dtype_of
-from qfuse.rewrite.prelude import Miss, MissCode, Node, aten
-
-_LOOKUPS = {
-    aten.index.Tensor: "self",
-    aten.index_select.default: "self",
-    aten.embedding.default: "weight",
-}
-# Bounds the walk above quantized values.
-_STEPS = 16
+from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 
 def refuse_float_side(side: str, operand: Node, other: Node) -> Miss:
@@ -23,28 +12,13 @@ def refuse_float_side(side: str, operand: Node, other: Node) -> Miss:
 
     A weight that is looked up per row, as those of experts are per token, is named as such.
     """
-    table = _looked_up(other)
+    table = looked_up_in(other)
     if table is None:
         text = "the {} operand is {}, the other one is quantized"
         return Miss(MissCode.NOT_QUANTIZED, operand, text, side, dtype_of(operand), progress=2)
-    text = (
-        "its weights are looked up in %{} for each row, and no kernel multiplies float "
-        "activations by such weights: quantize the activations too"
-    )
-    return Miss(MissCode.NOT_QUANTIZED, operand, text, table.name, progress=3)
+    return refuse_looked_up(operand, table)
 
 
-def _looked_up(value: Node) -> Node | None:
-    """Return the constant whose entries a dequantize reads by computed indices."""
-    dequantize = as_dequantize(value)
-    node = value if dequantize is None else dequantize.q
-    for _ in range(_STEPS):
-        op = overload_of(node)
-        if op in _LOOKUPS:
-            table = arguments(node)[_LOOKUPS[op]]
-            return table if isinstance(table, Node) and constant_of(table) is not None else None
-        movement = movement_of(node)
-        if movement is None:
-            return None
-        node = movement.source
-    return None
+def refuse_looked_up(operand: Node, table: Node) -> Miss:
+    """Refuse a product of the float ``operand`` with weights that are looked up in ``table``."""
+    return Miss(MissCode.NOT_QUANTIZED, operand, "{}", looked_up_reason(table), progress=3)

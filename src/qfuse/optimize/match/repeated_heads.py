@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.fx import Node
+from torch.fx.node import Argument
 
+from qfuse.ir.aten import aten
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.movement.registry import movement_of
 from qfuse.ir.movement.reshape import Copy, Expand, Permute, Squeeze, Unsqueeze, View
 from qfuse.ir.movement.window import RepeatInterleave
 from qfuse.ir.ops.views import shape_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, same_shape, same_size
+from qfuse.rewrite.rewriter import Rewriter
 
 HEADS = -3
 """The batch axis whose entries are copies."""
@@ -47,16 +52,38 @@ class RepeatedHeads:
         """Whether all heads are copies of one, so that broadcasting needs no other axis."""
         return self.heads == self.count
 
-    @property
-    def parts(self) -> list[int]:
-        """The sizes that stand for the heads where each is there once."""
-        return [1] if self.is_one_head else [self.heads // self.count, 1]
+    def block_of_heads(self, size: int | None) -> int | Refusal | None:
+        """Return how many heads share a scale where each is there once, ``None`` if all do."""
+        if covers(size, self.heads):
+            return None
+        if size is None or size % self.count:
+            return Refusal("copies of one head have different scales")
+        return size // self.count
 
-    @property
-    def shape(self) -> list[Size]:
-        """The shape of ``value`` where each head is there once."""
+    def without_copies(self, parts: Sequence[int], rw: Rewriter) -> Node:
+        """Return the heads, each once, along axes of the sizes ``parts``; not turned."""
         shape = shape_of(self.value)
-        return [*shape[:HEADS], *self.parts, *shape[HEADS + 1 :]]
+        wanted = [*shape[:HEADS], *parts, *shape[HEADS + 1 :]]
+        found = self.source
+        for _ in range(_STEPS):
+            if same_shape(shape_of(found), wanted):
+                return found
+            if not isinstance(movement_of(found), (View, Unsqueeze, Squeeze)):
+                break
+            found = _source(found)
+        sizes = [self._size(size, axis, rw) for axis, size in enumerate(shape)]
+        sizes[HEADS : HEADS + 1] = parts
+        return rw.call(aten.reshape.default, self.source, sizes)
+
+    def _size(self, size: Size, axis: int, rw: Rewriter) -> Argument:
+        """Return a size as an argument, from before the heads are repeated."""
+        if isinstance(size, int):
+            return size
+        ask = aten.sym_size.int
+        for known, other in enumerate(shape_of(self.source)):
+            if same_size(size, other):
+                return rw.call(ask, self.source, known)
+        return rw.call(ask, self.value, axis)
 
 
 def repeated_heads(operand: Node) -> RepeatedHeads | None:

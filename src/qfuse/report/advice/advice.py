@@ -9,6 +9,8 @@ from qfuse.ir.events import MissCode
 
 OF_A_MODULE = "it is the weight of a module"
 """The context of a weight that a function which replaces modules finds."""
+LOOKED_UP = "quantize-activations-of-experts"
+"""The suggestion for weights that are looked up at run time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qfuse.ir.events import MissCode
-from qfuse.report.advice.advice import OF_A_MODULE, Advice, Cause
+from qfuse.report.advice.advice import LOOKED_UP, OF_A_MODULE, Advice, Cause
 
 _QUANTIZED = (
     Advice(
@@ -37,6 +37,12 @@ _QUANTIZED = (
         "quantize the weight too, with scales that are constants",
         (MissCode.NOT_QUANTIZED,),
         "the activation is quantized but the weight is",
+    ),
+    Advice(
+        LOOKED_UP,
+        "quantize the activations too: both are then read by an int8 kernel",
+        (MissCode.NOT_QUANTIZED, None),
+        "no kernel multiplies float activations by such weights",
     ),
     Advice(
         "constant-weight",

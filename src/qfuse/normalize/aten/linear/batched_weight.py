@@ -126,14 +126,16 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
 
 
 def _refuse(node: Node, x: Node, spec: QuantSpec, q: torch.Tensor) -> Miss | None:
+    # These explain more than that a product of two activations has a constant operand.
     count = q.shape[0]
     # `matmul` broadcasts a batch of one.
     if not same_size(shape_of(x)[0], count):
-        return Miss(MissCode.SHAPE, x, "the batch is broadcast")
+        return Miss(MissCode.SHAPE, x, "the batch is broadcast", progress=3)
     if spec.outer is not None or (spec.block[0] != 1 and not covers(spec.block[0], count)):
         text = "its weights are scaled in blocks of {}"
-        return Miss(MissCode.GRANULARITY, node, text, spec.block_text())
+        return Miss(MissCode.GRANULARITY, node, text, spec.block_text(), progress=3)
     if not 1 <= count <= _MOST_WEIGHTS or q[0].numel() < _LEAST_ELEMENTS:
         text = "{} weights of {} elements are not worth a call of a kernel each"
-        return Miss(MissCode.PROFIT, node, text, count, q[0].numel() if count else 0)
+        size = q[0].numel() if count else 0
+        return Miss(MissCode.PROFIT, node, text, count, size, progress=3)
     return None
