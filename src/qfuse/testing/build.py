@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch._ops import OpOverload
@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode, tracing
+from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
 
@@ -87,11 +87,10 @@ class GraphBuilder:
         """Add a call of ``op``."""
         node = self.graph.call_function(op, args, kwargs)
 
-        def value(arg: Argument) -> object:
+        def value(arg: Argument) -> Any:
             return map_arg(arg, lambda n: n.meta["val"])
 
-        with tracing(self._mode):
-            node.meta["val"] = op(*value(args), **value(kwargs))  # type: ignore[misc,arg-type]
+        node.meta["val"] = self._mode.call(op, value(args), value(kwargs))
         return node
 
     def item(self, node: Node, index: int) -> Node:
