@@ -122,9 +122,10 @@ class _QuickMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _remembered(self, key: Hashable, args: Any, kwargs: Any, infer: Callable[[], Any]) -> Any:
         """Return the result of a call: of the types that an equal call had, or inferred."""
         tensors: list[torch.Tensor] = []
-        try:
+        told = None
+        with suppress(_NotKeptError):
             told = self._key((args, tuple(kwargs.items())), tensors)
-        except _NotKeptError:
+        if told is None:
             return infer()
         kept = _kept((key, told, torch.get_default_dtype()))
         if kept:
