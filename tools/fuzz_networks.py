@@ -2,7 +2,7 @@
 
     python tools/fuzz_networks.py --networks 20000 --seed 1
 
-Each chunk is a process of its own with a seed of its own. What a test drew is written down when it
+Each chunk is a process of its own with seeds of its own. What a test drew is written down when it
 ends, so that a run that is interrupted goes on where it was, and one of more networks goes on too.
 The exit status is 1 if a network failed.
 """
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import core
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,13 +42,15 @@ class Outcome:
     """What one test drew in one chunk.
 
     Attributes:
-        seed: The seed of the chunk.
+        chunk: The number of the chunk.
+        seed: The seed of the test.
         test: The test's id.
         drawn: How many networks it tried.
         skipped: How many were skipped, or a part of their checks, by reason.
         failure: What failed, or "".
     """
 
+    chunk: int
     seed: int
     test: str
     drawn: int
@@ -57,8 +61,13 @@ class Outcome:
 class Recorder:
     """Writes down what each test drew, as soon as it ends."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self._path, self._seed = path, seed
+    def __init__(self, path: Path, chunk: int) -> None:
+        self._path, self._chunk = path, chunk
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """Give each test a seed of its own, or two of them would draw the same networks."""
+        core.global_force_seed = seed_of(self._chunk, item.nodeid)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
@@ -69,8 +78,15 @@ class Recorder:
             statistics = statistics or ""
             drawn, skipped = summary.examples_of(statistics), summary.skipped_of(statistics)
             failure = str(report.longreprtext) if report.failed else ""
-            write(self._path, Outcome(self._seed, item.nodeid, drawn, dict(skipped), failure))
+            seed = seed_of(self._chunk, item.nodeid)
+            one = Outcome(self._chunk, seed, item.nodeid, drawn, dict(skipped), failure)
+            write(self._path, one)
         return report
+
+
+def seed_of(chunk: int, test: str) -> int:
+    """Return the seed of a test in a chunk."""
+    return zlib.crc32(test.encode()) ^ chunk
 
 
 def write(path: Path, outcome: Outcome) -> None:
@@ -85,46 +101,49 @@ def read(path: Path) -> list[Outcome]:
     return [Outcome(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
-def run_chunk(path: Path, seed: int) -> None:
+def run_chunk(path: Path, chunk: int) -> None:
     """Run what is left of one chunk in a process, and write down if it dies."""
-    script = [sys.executable, __file__, "--file", str(path), "--seed", str(seed), "--chunk"]
+    script = [sys.executable, __file__, "--file", str(path), "--seed", str(chunk), "--chunk"]
     environment = {
         **os.environ,
         "HYPOTHESIS_PROFILE": "fuzz",
         "OMP_NUM_THREADS": "1",
         "QFUSE_FUZZ_EXAMPLES": str(EXAMPLES),
-        "QFUSE_TEST_SEED": str(seed),
+        "QFUSE_TEST_SEED": str(chunk),
     }
     done = subprocess.run(
         script, check=False, cwd=ROOT, env=environment, capture_output=True, text=True
     )
     fine = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     last = f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-    write(path, Outcome(seed, PROCESS, 0, {}, "" if fine else last))
+    write(path, Outcome(chunk, chunk, PROCESS, 0, {}, "" if fine else last))
 
 
-def run_tests(path: Path, seed: int) -> int:
+def run_tests(path: Path, chunk: int) -> int:
     """Run the tests that the file has no outcome of, in this process."""
-    known = [one.test for one in read(path) if one.seed == seed]
+    known = [one.test for one in read(path) if one.chunk == chunk]
     left_out = [word for test in known for word in ("--deselect", test)]
     options = ["-q", "-p", "no:cacheprovider", "-m", "property", "--timeout", "0"]
-    chosen = [f"--hypothesis-seed={seed}", *options, *left_out, *FILES]
-    return int(pytest.main(chosen, plugins=[Recorder(path, seed)]))
+    return int(pytest.main([*options, *left_out, *FILES], plugins=[Recorder(path, chunk)]))
 
 
 def text_of(outcomes: Iterable[Outcome]) -> str:
     """Say how many were drawn, what was skipped and why, and what failed."""
     outcomes = list(outcomes)
-    chunks = len({one.seed for one in outcomes})
+    chunks = len({one.chunk for one in outcomes})
     lines = [f"drawn: {sum(one.drawn for one in outcomes):,} networks, in {chunks} chunks"]
     skipped = sum((Counter(one.skipped) for one in outcomes), Counter())
     lines += [f"skipped: {count:,} {reason}" for reason, count in skipped.most_common()]
     failed = [one for one in outcomes if one.failure]
     lines.append(f"failed: {len(failed)}")
     for one in failed:
-        tests = " ".join(FILES) if one.test == PROCESS else one.test
-        lines += ["", one.failure, "", f"again: {_VARIABLES} QFUSE_TEST_SEED={one.seed} \\"]
-        lines += [f"  .venv/bin/python -m pytest --hypothesis-seed={one.seed} {tests}"]
+        again = f"{_VARIABLES} QFUSE_TEST_SEED={one.chunk} .venv/bin/python -m pytest "
+        again += f"--hypothesis-seed={one.seed} {one.test}"
+        if one.test == PROCESS:
+            again = (
+                f"make fuzz-networks NETWORKS=1 SEED={one.chunk}, without its file in build/fuzz"
+            )
+        lines += ["", one.failure, "", f"again: {again}"]
     return "\n".join(lines)
 
 
@@ -132,7 +151,12 @@ def main() -> int:
     """Draw until the file holds as many networks as are wanted."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--networks", type=int, default=20_000, help="how many to draw")
-    parser.add_argument("--seed", type=int, default=1, help="the seed of the first chunk")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="the number of the first chunk",
+    )
     parser.add_argument("--file", type=Path, help="where it is written down")
     parser.add_argument("--chunk", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -140,15 +164,15 @@ def main() -> int:
     if given.chunk:
         return run_tests(path, given.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    seed = given.seed
+    chunk = given.seed
     while sum(one.drawn for one in read(path)) < given.networks:
-        if not any(one.seed == seed and one.test == PROCESS for one in read(path)):
-            run_chunk(path, seed)
-        here = [one for one in read(path) if one.seed == seed]
-        print(f"seed {seed}: {text_of(here)}", flush=True)
+        if not any(one.chunk == chunk and one.test == PROCESS for one in read(path)):
+            run_chunk(path, chunk)
+        here = [one for one in read(path) if one.chunk == chunk]
+        print(f"chunk {chunk}: {text_of(here)}", flush=True)
         if not any(one.drawn for one in here):
             break
-        seed += 1
+        chunk += 1
     outcomes = read(path)
     print(text_of(outcomes))
     return 1 if any(one.failure for one in outcomes) else 0

@@ -88,6 +88,11 @@ class _QuickMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
         return self._remembered(("captured", op), args, kwargs, inferred)
 
+    def from_tensor(self, tensor: torch.Tensor, **how: Any) -> Any:
+        """Return the fake tensor of a tensor; a plain one of fixed sizes is not asked about."""
+        plain = how == {"static_shapes": True} and _is_plain(tensor)
+        return _fake_of(self, tensor) if plain else super().from_tensor(tensor, **how)
+
     def _dispatch_impl(
         self, func: OpOverload, types: Sequence[type], args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
@@ -250,11 +255,18 @@ def new_fake_mode() -> _QuickMode:
 
 def fake_constant(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """Return the fake tensor of a constant; all its sizes are fixed."""
-    kind: type = type(tensor)
-    if kind is not torch.Tensor or tensor.layout is not torch.strided:
-        return mode.from_tensor(tensor, static_shapes=True)
-    if tensor.requires_grad or tensor._is_view() or tensor.is_conj() or tensor.is_neg():
-        return mode.from_tensor(tensor, static_shapes=True)
+    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+    return fake
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether dtype, shape and strides are all that there is to a tensor."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+        return False
+    return not (tensor.requires_grad or tensor._is_view() or tensor.is_conj() or tensor.is_neg())
+
+
+def _fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     shape, stride = tensor.shape, tensor.stride()
     value = torch.empty_strided(shape, stride, dtype=tensor.dtype, device="meta")
     return FakeTensor(mode, value, tensor.device)

@@ -60,11 +60,8 @@ class GraphBuilder:
         axes = tuple(range(len(sizes)) if order is None else order)
         stored = torch.empty([sizes[axis] for axis in axes], dtype=dtype)
         real = stored.permute([axes.index(axis) for axis in range(len(axes))])
-        dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
         node = self.graph.placeholder(name)
-        node.meta["val"] = self._mode.from_tensor(
-            real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
-        )
+        node.meta["val"] = self._fake_input(real, shape)
         for size, given in zip(node.meta["val"].shape, shape, strict=True):
             if isinstance(given, str):
                 # As after capture: tracing assumes two or more; the signature has the range.
@@ -119,6 +116,16 @@ class GraphBuilder:
             parameters=tuple(i.name for i in self._inputs),
         )
         return stage(self.module, signature, EventLog())
+
+    def _fake_input(self, real: torch.Tensor, shape: Sequence[int | str]) -> torch.Tensor:
+        """Return a fake tensor in the layout of ``real``, with symbols for named sizes."""
+        if all(isinstance(size, int) for size in shape):
+            whole = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+            return fake_constant(self._mode, whole)
+        dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        fake: torch.Tensor = self._mode.from_tensor(real, symbolic_context=context)
+        return fake
 
     def _hint(self, size: int | str) -> int:
         if isinstance(size, int):
