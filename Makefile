@@ -9,6 +9,7 @@
 #   ISA=avx2                  test as on a CPU with no more: portable, avx2, avx_vnni, avx512, avx512_vnni
 #   EXAMPLES=300              examples that `make fuzz` draws for each property
 #   ONLY=tests/property/...   the files that `make fuzz` draws for; all of them by default
+#   NETWORKS=20000            how many `make fuzz-networks` draws, and SEED=1, its first seed
 #   BASE=HEAD                 the revision that `make replay` compares with
 
 VENV          := .venv
@@ -18,6 +19,8 @@ WORKERS       ?= 2
 ISA           ?=
 EXAMPLES      ?= 300
 ONLY          ?=
+NETWORKS      ?= 20000
+SEED          ?= 1
 BASE          ?= HEAD
 
 BIN   := $(VENV)/bin
@@ -31,7 +34,7 @@ unexport PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast check format bench bench-kernels bench-page asan fuzz replay docs clean
+.PHONY: help setup demo test test-all test-fast check format bench bench-kernels bench-page asan fuzz fuzz-networks replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +102,10 @@ asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
 
 fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=300 each: at most 10 minutes on 2 cores)
 	HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(ONLY) -m property --timeout 0
+
+# Interrupted, it goes on where it was; what it drew is in build/fuzz.
+fuzz-networks: $(STAMP) ## draw random networks through the lowering (NETWORKS=20000 SEED=1: an hour on one core)
+	$(BIN)/python tools/fuzz_networks.py --networks $(NETWORKS) --seed $(SEED)
 
 replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/replay.py $(BASE) $(ARGS)

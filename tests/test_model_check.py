@@ -18,7 +18,7 @@ def _shaken(float_dtype: torch.dtype | None = None, seed: int = 0) -> model_chec
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x
 
-    return model_check._Shaken(torch.fx.symbolic_trace(Nothing()), seed, float_dtype)
+    return model_check._Shaken(torch.fx.symbolic_trace(Nothing()), False, seed, float_dtype)
 
 
 def _units(new: torch.Tensor, old: torch.Tensor, unit: float) -> torch.Tensor:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +90,96 @@ def test_counts_of_all_reports_are_added() -> None:
 
     assert summary.drawn(reports) == (2, 2000)
     assert summary.drawn_text(2, 2000) == "drawn: 2,000 examples by 2 property tests"
+
+
+STATISTICS = """test_it.py::test_it:
+
+  - during generate phase (70.17 seconds):
+    - Typical runtimes: ~ 72-1025 ms, of which ~ 11-190 ms in data generation
+    - 200 passing, 1 failing, and 23 invalid test cases
+    - Events:
+      * 50.45%, skipped: strides are not compared: an axis of size one
+      * 12.50%, something else
+      * 0.89%, invalid because: failed to satisfy assume()
+"""
+
+
+def test_what_was_skipped_is_counted_by_reason() -> None:
+    assert summary.skipped_of(STATISTICS) == {
+        "strides are not compared: an axis of size one": 113,
+        "invalid because: failed to satisfy assume()": 2,
+        "not run: it needs more choices than hypothesis draws for one example": 21,
+    }
+    assert summary.skipped_of("  - Stopped because nothing left to do") == {}
+
+
+class TestFuzzNetworks:
+    """A file of outcomes is what a run that is interrupted goes on from."""
+
+    @pytest.fixture
+    def tool(self) -> Any:
+        path = Path(__file__).parents[1] / "tools" / "fuzz_networks.py"
+        spec = importlib.util.spec_from_file_location("fuzz_networks", path)
+        assert spec is not None, path
+        assert spec.loader is not None, path
+        module = importlib.util.module_from_spec(spec)
+        # A dataclass looks its module up.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "fuzz_networks", module)
+            patch.setattr(sys, "path", list(sys.path))
+            spec.loader.exec_module(module)
+            yield module
+
+    def test_a_line_that_was_cut_off_is_forgotten(self, tool: Any, tmp_path: Path) -> None:
+        path, outcome = tmp_path / "networks.jsonl", tool.Outcome(3, 5, "a.py::it", 7, {"why": 1})
+        assert tool.read(path) == []
+        tool.write(path, outcome)
+        path.write_text(path.read_text() + '{"chunk": 3, "se')
+
+        assert tool.read(path) == [outcome]
+
+    def test_the_end_says_what_was_drawn_skipped_and_failed(self, tool: Any) -> None:
+        outcomes = [
+            tool.Outcome(1, 11, "a.py::it", 1200, {"one": 2, "other": 3}),
+            tool.Outcome(1, 12, "b.py::it", 50, {"one": 4}, "it is wrong"),
+            tool.Outcome(2, 2, tool.PROCESS, 0, {}, "exit status -11"),
+        ]
+        variables = "HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=200 QFUSE_TEST_SEED=1"
+        again = f"{variables} .venv/bin/python -m pytest"
+        assert tool.text_of(outcomes).splitlines() == [
+            "drawn: 1,250 networks, in 2 chunks",
+            *("skipped: 6 one", "skipped: 3 other", "failed: 2"),
+            *("", "it is wrong", ""),
+            f"again: {again} --hypothesis-seed=12 b.py::it",
+            *("", "exit status -11", ""),
+            "again: make fuzz-networks NETWORKS=1 SEED=2, after `rm -r build/fuzz`",
+        ]
+
+    def test_two_tests_of_a_chunk_have_two_seeds(self, tool: Any) -> None:
+        seeds = [tool.seed_of(chunk, test) for chunk in (1, 2) for test in ("a.py::x", "a.py::y")]
+        assert len(set(seeds)) == 4
+
+    @pytest.mark.parametrize(
+        ("code", "failure", "dead"),
+        [(0, "", False), (1, "it is wrong", False), (1, "", True), (-11, "it is wrong", True)],
+    )
+    def test_a_process_that_dies_is_a_failure(
+        self, tool: Any, tmp_path: Path, code: int, failure: str, dead: bool
+    ) -> None:
+        path = tmp_path / "networks.jsonl"
+
+        def run(*_: object, **how: Any) -> Any:
+            assert how["env"]["HYPOTHESIS_PROFILE"] == "fuzz"
+            tool.write(path, tool.Outcome(4, 9, "a.py::it", 3, {}, failure))
+            return SimpleNamespace(returncode=code, stdout="out", stderr="err")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tool.subprocess, "run", run)
+            tool.run_chunk(path, 4)
+
+        last = tool.read(path)[-1]
+        assert last.test == tool.PROCESS
+        assert bool(last.failure) == dead
 
 
 class TestLimit:

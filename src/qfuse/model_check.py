@@ -55,12 +55,13 @@ class ModelCheck:
             float_dtype: The requested dtype for matmuls; the perturbation is then at least its
                 rounding error.
         """
-        outputs = _run(_Exact(program.module), inputs)
+        by_floats = _multiplies_in_floats(program.module)
+        outputs = _run(_Exact(program.module, by_floats), inputs)
         noise = [
             torch.zeros(o.shape).double() if isinstance(o, torch.Tensor) else None for o in outputs
         ]
         for seed in range(_RUNS):
-            shaken = _run(_Shaken(program.module, seed, float_dtype), inputs)
+            shaken = _run(_Shaken(program.module, by_floats, seed, float_dtype), inputs)
             for index, (o, s) in enumerate(zip(outputs, shaken, strict=True)):
                 known = noise[index]
                 if known is not None:
@@ -113,10 +114,9 @@ def bisect_count(count: int, holds: Callable[[int], bool]) -> int:
 class _Exact(Interpreter):
     """Runs a graph with integer products that are correct and fast on every machine."""
 
-    def __init__(self, module: GraphModule) -> None:
+    def __init__(self, module: GraphModule, by_floats: bool) -> None:
         super().__init__(module)
-        # Without 8-bit dot products `_int_mm` is a loop over single products.
-        self._by_floats = any(_is_int_mm(n) for n in module.graph.nodes) and not _has_int8_dot()
+        self._by_floats = by_floats
 
     def run_node(self, n: Node) -> Any:
         if _is_int_mm(n):
@@ -137,8 +137,10 @@ class _Shaken(_Exact):
     tensor takes them from another place on.
     """
 
-    def __init__(self, module: GraphModule, seed: int, float_dtype: torch.dtype | None) -> None:
-        super().__init__(module)
+    def __init__(
+        self, module: GraphModule, by_floats: bool, seed: int, float_dtype: torch.dtype | None
+    ) -> None:
+        super().__init__(module, by_floats)
         self._random = torch.Generator().manual_seed(seed)
         self._least = torch.finfo(float_dtype).eps if float_dtype is not None else 0.0
         self._numbers = torch.empty(0)
@@ -212,6 +214,11 @@ def int_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 def _is_int_mm(node: Node) -> bool:
     return node.target is torch.ops.aten._int_mm.default
+
+
+def _multiplies_in_floats(module: GraphModule) -> bool:
+    """Whether floats multiply faster: without 8-bit dot products `_int_mm` is a loop."""
+    return any(map(_is_int_mm, module.graph.nodes)) and not _has_int8_dot()
 
 
 def _has_int8_dot() -> bool:

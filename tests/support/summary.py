@@ -9,18 +9,28 @@ from typing import Any
 
 __all__ = [
     "EXAMPLES",
+    "SKIPPED",
     "drawn",
     "drawn_text",
     "examples_of",
     "longest_text",
     "not_tested",
     "not_tested_text",
+    "skipped_of",
 ]
 
 # The name of the property that carries a test's count from a worker process to the report.
 EXAMPLES = "hypothesis examples"
 
+# What an event of hypothesis begins with that says what was not asserted of an example, and why.
+SKIPPED = "skipped: "
+
+_CASES = re.compile(
+    r"during generate phase.*\n.*\n\D*(\d+) passing, (\d+) failing, and (\d+) invalid"
+)
+_EVENTS = re.compile(rf"\* ([\d.]+)%, (?:{SKIPPED}|(?=invalid because))(.+)")
 _COUNTS = re.compile(r"(\d+) passing\D+(\d+) failing")
+_TOO_LARGE = "not run: it needs more choices than hypothesis draws for one example"
 _NEEDS = re.compile(r"^(?:Skipped: )?(needs [^:;(\n]+)")
 
 
@@ -30,6 +40,20 @@ def examples_of(statistics: str) -> int:
     Those that the test filtered out do not count.
     """
     return sum(int(n) for counts in _COUNTS.findall(statistics) for n in counts)
+
+
+def skipped_of(statistics: str) -> Counter[str]:
+    """How many examples of one test were skipped, or a part of their checks, by reason."""
+    cases = _CASES.search(statistics)
+    if cases is None:
+        return Counter()
+    passing, failing, invalid = map(int, cases.groups())
+    found: Counter[str] = Counter()
+    for share, reason in _EVENTS.findall(statistics):
+        # Hypothesis counts the events of a run, and writes their share.
+        found[reason] += round(float(share) * (passing + failing + invalid) / 100)
+    found[_TOO_LARGE] = invalid - sum(n for why, n in found.items() if why.startswith("invalid"))
+    return +found
 
 
 def drawn(reports: Iterable[Any]) -> tuple[int, int]:

@@ -49,6 +49,7 @@ def assert_alike(
     **named: Any,
 ) -> None:
     """Assert that the shortcut and torch infer the same, or refuse with the same error."""
+    patch.setattr(_fake_api._QuickMode, "_remembered", lambda *args: args[-1]())
 
     def inferred() -> object:
         b = GraphBuilder()
@@ -105,6 +106,82 @@ def test_types(op: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> 
     if str(op).startswith(("aten.m", "aten.d")) and "imum" not in str(op):
         for number in (2, 2.5, True):
             assert_alike(op, [(dtype, layout)], monkeypatch, number)
+
+
+CALLS: list[tuple[Any, list[Any]]] = [
+    *((aten.transpose.int, [0, 1]), (aten.view.default, [[-1]]), (aten.reshape.default, [[6, 2]])),
+    *((aten.slice.Tensor, [0, 1]), (aten.select.int, [1, 2]), (aten.expand.default, [[2, 3, 4]])),
+    *((aten.split.Tensor, [2]), (aten.unbind.int, []), (aten.max.dim, [1]), (aten.t.default, [])),
+    *((aten.native_layer_norm.default, [[4], None, None, 1e-5]), (aten.amax.default, [[0], True])),
+    *((aten.contiguous.default, []), (aten.view.dtype, [I32]), (aten.sum.default, [])),
+    *((aten.clone.default, []), (aten.topk.default, [2]), (aten.alias.default, [])),
+]
+
+
+def memory_of(result: Any, operand: torch.Tensor) -> list[tuple[Any, ...]]:
+    """What each tensor of a result is, and whether it has the memory of the operand."""
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    address = operand.untyped_storage()._cdata
+    return [(*described(part), part.untyped_storage()._cdata == address) for part in parts]
+
+
+@pytest.mark.parametrize(("op", "rest"), CALLS, ids=str)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=str)
+def test_a_second_call_gives_what_the_first_gave(
+    op: Any, rest: list[Any], order: tuple[int, ...]
+) -> None:
+    _fake_api._kept.cache_clear()
+    seen: list[Any] = []
+    for _ in range(2):
+        b = GraphBuilder()
+        x = b.arg("x", F32, 3, 4, order=order)
+        # A view of it, so that a result may lie in the middle of an input.
+        cut = b.call(aten.slice.Tensor, x, 0, 1)
+        try:
+            values = [b.call(op, node, *rest).meta["val"] for node in (x, cut)]
+        except (RuntimeError, ValueError) as error:
+            seen.append(type(error))
+            continue
+        kinds = [isinstance(value, (list, tuple)) for value in values]
+        seen.append((kinds, [memory_of(value, x.meta["val"]) for value in values]))
+
+    assert seen[0] == seen[1]
+
+
+def test_what_was_seen_is_told_apart_by_the_type_of_a_number() -> None:
+    _fake_api._kept.cache_clear()
+    b = GraphBuilder()
+    x = b.arg("x", I8, 3)
+
+    types = [b.call(aten.mul.Tensor, x, n).meta["val"].dtype for n in (1, 1.0, True, 1, 1.0)]
+
+    assert types == [I8, F32, I8, I8, F32]
+
+
+def test_a_call_that_was_seen_is_not_inferred_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake_api._kept.cache_clear()
+    first, second = GraphBuilder(), GraphBuilder()
+    given = [[b.arg("x", F32, 3, 4), b.arg("y", F32, 5, 4)] for b in (first, second)]
+    made = first.call(aten.linear.default, *given[0])
+    (torch_mode,) = _fake_api._QuickMode.__bases__
+    monkeypatch.setattr(torch_mode, "_dispatch_impl", None)
+    again = second.call(aten.linear.default, *given[1])
+
+    assert described(again.meta["val"]) == described(made.meta["val"])
+    assert again.meta["val"].fake_mode is given[1][0].meta["val"].fake_mode
+    with pytest.raises(TypeError, match="not callable"):
+        second.call(aten.mm.default, given[1][0], given[1][0])
+
+
+def test_a_size_that_is_symbolic_belongs_to_its_graph() -> None:
+    _fake_api._kept.cache_clear()
+    values = []
+    for _ in range(2):
+        b = GraphBuilder()
+        x = b.call(aten.transpose.int, b.arg("x", F32, "m", 4), 0, 1)
+        values.append(x.meta["val"].shape[1].node.shape_env)
+
+    assert values[0] is not values[1]
 
 
 def test_a_shortcut_adds_no_guard() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch._ops import OpOverload
@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode, tracing
+from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
 
@@ -60,11 +60,8 @@ class GraphBuilder:
         axes = tuple(range(len(sizes)) if order is None else order)
         stored = torch.empty([sizes[axis] for axis in axes], dtype=dtype)
         real = stored.permute([axes.index(axis) for axis in range(len(axes))])
-        dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
         node = self.graph.placeholder(name)
-        node.meta["val"] = self._mode.from_tensor(
-            real, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
-        )
+        node.meta["val"] = self._fake_input(real, shape)
         for size, given in zip(node.meta["val"].shape, shape, strict=True):
             if isinstance(given, str):
                 # As after capture: tracing assumes two or more; the signature has the range.
@@ -87,11 +84,10 @@ class GraphBuilder:
         """Add a call of ``op``."""
         node = self.graph.call_function(op, args, kwargs)
 
-        def value(arg: Argument) -> object:
+        def value(arg: Argument) -> Any:
             return map_arg(arg, lambda n: n.meta["val"])
 
-        with tracing(self._mode):
-            node.meta["val"] = op(*value(args), **value(kwargs))  # type: ignore[misc,arg-type]
+        node.meta["val"] = self._mode.call(op, value(args), value(kwargs))
         return node
 
     def item(self, node: Node, index: int) -> Node:
@@ -120,6 +116,16 @@ class GraphBuilder:
             parameters=tuple(i.name for i in self._inputs),
         )
         return stage(self.module, signature, EventLog())
+
+    def _fake_input(self, real: torch.Tensor, shape: Sequence[int | str]) -> torch.Tensor:
+        """Return a fake tensor in the layout of ``real``, with symbols for named sizes."""
+        if all(isinstance(size, int) for size in shape):
+            whole = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype)
+            return fake_constant(self._mode, whole)
+        dynamic = [DimDynamic.STATIC if isinstance(s, int) else DimDynamic.DUCK for s in shape]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        fake: torch.Tensor = self._mode.from_tensor(real, symbolic_context=context)
+        return fake
 
     def _hint(self, size: int | str) -> int:
         if isinstance(size, int):
