@@ -48,11 +48,11 @@ def _doubled(module: GraphModule) -> None:
 
 
 @pytest.mark.export
-def test_a_capture_writes_the_code_of_its_own_graph_only(written: list[Graph]) -> None:
+def test_a_capture_writes_little_code(written: list[Graph]) -> None:
     captured = capture(_Deep().eval(), (torch.ones(2, 4),))
     assert captured.graph in written
-    long = [graph for graph in written if len(graph.nodes) >= len(captured.graph.nodes)]
-    assert len(long) == 1
+    # torch reads the signature of `forward` here and there; it would write code some 30 times.
+    assert len(written) < 10
 
 
 def test_code_is_written_when_it_is_read(written: list[Graph]) -> None:
