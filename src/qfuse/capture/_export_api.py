@@ -123,7 +123,7 @@ def late_code() -> Iterator[None]:
 
     recompile.qfuse_replaced = write  # type: ignore[attr-defined]
     before, _deferring.on = getattr(_deferring, "on", False), True
-    GraphModule.recompile = recompile  # type: ignore[method-assign]
+    GraphModule.recompile = recompile  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:
