@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from torch.nn import Module
 
 from qfuse.backends import CompiledModule
+from qfuse.capture.give_up import check_given
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Options
@@ -78,6 +79,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
     strict: bool = False,
     measure: bool = False,
     plan: str | Path | Mapping[str, Any] | None = None,
+    free_source: bool = False,
 ) -> CompiledModel:
     """Compile a quantized model for this machine.
 
@@ -104,6 +106,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
             compilations know the times. A plan has its own times, and nothing is measured.
         plan: A saved plan to replay, as a path or as parsed JSON: the same rewrites, kernels
             and options, besides what was edited in it.
+        free_source: Whether ``model`` gives up its weights, which halves what the process holds:
+            as :attr:`Options.free_source`.
 
     Returns:
         A callable with the model's signature, a ``report`` and a ``plan``.
@@ -118,6 +122,8 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
             one name.
     """
+    if free_source:
+        options = replace(Options.of(options), free_source=free_source)
     with captured_model(
         model,
         args,
@@ -200,12 +206,15 @@ class CapturedModel:
         graph: The captured graph, which is never changed.
         inputs: Its flat example inputs.
         wanted: The saved plan that is replayed, if one is.
+        source: The model, if it gives up its weights as soon as it is planned for a compilation,
+            after which nothing else can be made from the capture.
     """
 
     session: Session
     graph: CapturedGraph
     inputs: list[torch.Tensor]
     wanted: PlanData | None = None
+    source: Module | None = None
 
     def plan(self, *, strict: bool = False) -> tuple[Plan, Report]:
         """Plan without compiling.
@@ -228,6 +237,8 @@ class CapturedModel:
         session.keep_times()
         if strict:
             require_quantized(session.report(made, None))
+        if self.source is not None:
+            session.free_source(self.source, self.graph, made)
         with session.timed("compile"):
             runner = made.compile(
                 str(session.options.backend), session.backend_options(), session.progress
@@ -272,7 +283,8 @@ def captured_model(  # noqa: PLR0913 - one keyword per option
     if wanted is not None:
         options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
     session = Session.start(target, check, float_dtype, options, progress, measure=measure)
+    source = check_given(model) if session.options.free_source else None
     with TRACING, limited_threads(session.options.threads):
         graph, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():
-            yield CapturedModel(session, graph, inputs, wanted)
+            yield CapturedModel(session, graph, inputs, wanted, source)

@@ -67,6 +67,11 @@ class Options:
         float_memory: With ``prefer="speed"``, by how many MB weights that are dequantized at
             compile time may enlarge the constants of the model in all.
         measure_seconds: With ``measure=True``, seconds after which the rest is predicted.
+        free_source: Give up the weights of the source model when the plan is made and its values
+            are checked, before it is compiled. The module that was passed keeps no parameter and
+            no buffer but those that the compiled model writes, and cannot be called any more, also
+            if the compilation fails afterwards. Refused for an exported program, and inside
+            ``torch.compile``. The command line has no such option: it times the source model.
         repro: Folder for directories that reproduce rewrites which changed values and were rolled
             back (see ``docs/debugging.md``); they hold the model's weights and example inputs. By
             default that of the environment variable ``QFUSE_REPRO``, and none without it.
@@ -102,6 +107,7 @@ class Options:
     measure_seconds: float = field(
         default=20.0, metadata={"help": "seconds that measuring may take"}
     )
+    free_source: bool = field(default=False, metadata={"api_only": True})
     repro: Path | None = field(
         default=None,
         metadata={"help": "keep what reproduces wrong rewrites in this folder", "folder": True},
@@ -109,7 +115,7 @@ class Options:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "backend", _backend(self.backend))
-        for name in ("cache", "own_kernels"):
+        for name in ("cache", "own_kernels", "free_source"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise OptionsError(f"option {name!r} must be a bool, not {value!r}")

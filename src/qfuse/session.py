@@ -17,6 +17,7 @@ from torch.nn import Module
 from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
+from qfuse.capture.give_up import give_up_weights
 from qfuse.cases import keep_cases
 from qfuse.cost import (
     CostModel,
@@ -196,6 +197,14 @@ class Session:
             timer, budget = product_timer(), self.options.measure_seconds
             measurer = Measurer(budget, timer, say=self.progress)
         return Wishes({}, float_policy(self.options), self.times, measurer)
+
+    def free_source(self, model: Module, captured: CapturedGraph, plan: Plan) -> None:
+        """Give up the weights of ``model``; nothing but the plan can be used afterwards."""
+        signature, module = plan.lowered.signature, plan.lowered.module
+        names = [m.buffer for m in signature.mutations if m.buffer is not None]
+        count = give_up_weights(model, captured, [module.get_buffer(name) for name in names])
+        text = f"the source model gave up its {count} parameters and buffers, as free_source asks"
+        plan.lowered.log.add(Noted("backends", text))
 
     def keep_times(self) -> None:
         """Store what was measured, for later compilations."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from traceback import StackSummary
@@ -12,7 +14,8 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
+from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
@@ -48,7 +51,7 @@ def export(
         strict: Trace the bytecode of ``forward``, which recognizes a buffer that a plain object
             holds too.
     """
-    with _quiet(), _without_empty_buffers(model), _with_user_frames(owns):
+    with _quiet(), _without_empty_buffers(model), _with_user_frames(owns), late_code():
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
@@ -100,6 +103,65 @@ def _without_empty_buffers(model: torch.nn.Module) -> Iterator[None]:
         buffers.update(before)
 
 
+_CODE = ("forward", "_code", "_lineno_map", "_prologue_start")
+_deferring = threading.local()
+
+
+@contextmanager
+def late_code() -> Iterator[None]:
+    """Write the Python code of a graph module when it is read, and not after each of its edits.
+
+    torch.export writes the code of the whole model some forty times and runs none of it. Other
+    threads write theirs at once, as always.
+    """
+    plain = GraphModule.recompile
+    # What was replaced, if another thread is here too.
+    write = getattr(plain, "qfuse_replaced", plain)
+
+    def recompile(module: GraphModule) -> Any:
+        return _defer(module, write) if getattr(_deferring, "on", False) else write(module)
+
+    recompile.qfuse_replaced = write  # type: ignore[attr-defined]
+    before, _deferring.on = getattr(_deferring, "on", False), True
+    GraphModule.recompile = recompile  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        _deferring.on = before
+        # While another thread is still here, it writes its code at once.
+        GraphModule.recompile = plain if before else write  # type: ignore[method-assign]
+
+
+def _defer(module: GraphModule, write: Callable[[GraphModule], Any]) -> None:
+    """Forget the code of ``module``; what looks it up writes it."""
+    codegen = module._graph._codegen
+    if isinstance(codegen, _PyTreeCodeGen):
+        module._in_spec = codegen.pytree_info.in_spec
+        module._out_spec = codegen.pytree_info.out_spec
+    # Each graph module has a class of its own.
+    for name in _CODE:
+        vars(module).pop(name, None)
+        setattr(type(module), name, _Late(name, module, write))
+
+
+class _Late:
+    """An attribute of a graph module that exists when its code is written."""
+
+    def __init__(self, name: str, module: GraphModule, write: Callable[[GraphModule], Any]) -> None:
+        self._name = name
+        self._module = weakref.ref(module)
+        self._write = write
+
+    def __get__(self, instance: GraphModule | None, owner: type[GraphModule]) -> Any:
+        module = self._module() if instance is None else instance
+        assert module is not None, "the class of a graph module does not outlive it"
+        for name in _CODE:
+            if isinstance(vars(type(module)).get(name), _Late):
+                delattr(type(module), name)
+        self._write(module)
+        return getattr(owner if instance is None else instance, self._name)
+
+
 def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
     """Make the graph functional and its tensors plain, without decomposing any operator.
 
@@ -112,6 +174,7 @@ def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
     devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     with ExitStack() as stack:
         stack.enter_context(_quiet())
+        stack.enter_context(late_code())
         # A program that was exported earlier has its casts; an ambient autocast would add others.
         for device in [] if autocast else devices:
             stack.enter_context(torch.autocast(device, enabled=False))
@@ -328,59 +391,3 @@ def higher_order_name(node: Node) -> str | None:
     """Return the name of the higher-order operator that ``node`` calls, if any."""
     target = node.target
     return str(target) if isinstance(target, HigherOrderOperator) else None
-
-
-def build_module(
-    program: ExportedProgram,
-    constants: Mapping[str, tuple[str, torch.Tensor]],
-    outputs: Sequence[str],
-    kept: Sequence[str],
-) -> GraphModule:
-    """Copy the graph of ``program`` into a plain module with flat inputs and outputs.
-
-    Only the ancestors of the outputs are copied, which drops assertions.
-
-    Args:
-        program: The functional program.
-        constants: Name in the module and value of each placeholder that is a constant.
-        outputs: Names of the nodes to return, in order.
-        kept: Names of placeholders to keep without users, since they are mutated.
-    """
-    nodes = {node.name: node for node in program.graph.nodes}
-    live = _live([nodes[name] for name in (*outputs, *kept)])
-    graph = Graph()
-    copied: dict[Node, Node] = {}
-    placeholders = program.graph.find_nodes(op="placeholder")
-    user = [n for n in placeholders if n.name not in constants]
-    for node in user:
-        # Numbers and strings are constants of the signature; the graph does not read them.
-        if isinstance(node.meta.get("val"), torch.Tensor):
-            copied[node] = graph.create_node("placeholder", node.name, name=node.name)
-    made: dict[str, Node] = {}
-    for node in placeholders:
-        if node in live and node not in copied:
-            target = constants[node.name][0]
-            # Tied weights are one constant of the graph too.
-            if target not in made:
-                name = target.replace(".", "_")
-                made[target] = graph.create_node("get_attr", target, name=name)
-            copied[node] = made[target]
-    for node in program.graph.nodes:
-        if node in live and node not in copied:
-            copied[node] = graph.node_copy(node, copied.__getitem__)
-    for old, new in copied.items():
-        new.meta = {**old.meta, "val": as_value(old)}
-    graph.output(tuple(copied[nodes[name]] for name in outputs))
-    values = dict(constants.values())
-    return GraphModule({name: values[name] for name in made}, graph, class_name="Captured")
-
-
-def _live(roots: Sequence[Node]) -> set[Node]:
-    live: set[Node] = set()
-    stack = list(roots)
-    while stack:
-        node = stack.pop()
-        if node not in live:
-            live.add(node)
-            stack += node.all_input_nodes
-    return live

@@ -13,7 +13,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from qfuse.capture._export_api import (
-    build_module,
     decompose,
     export,
     flatten,
@@ -32,6 +31,7 @@ from qfuse.capture.constants import (
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error, empty_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
+from qfuse.capture.module import build_module
 from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
 from qfuse.capture.signature import note_fixed_sizes, read_interface

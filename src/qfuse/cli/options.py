@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -20,7 +20,7 @@ _NONE_OR = {
 
 
 def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds one option per field of a dataclass.
+    """Return a decorator that adds one option per field of a dataclass, unless it is ``api_only``.
 
     The default and type of a field determine the kind of its option, ``metadata["help"]`` its text.
     An option for a field of type ``tuple[str, ...]`` may be repeated. A field with
@@ -29,7 +29,7 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., 
     hints = get_type_hints(kind)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for field in reversed(fields(kind)):
+        for field in reversed(command_fields(kind)):
             assert field.default is not MISSING, f"option {field.name} has no default"
             hint = str if field.metadata.get("open") else hints[field.name]
             option = _folder_option if field.metadata.get("folder") else _option
@@ -37,6 +37,11 @@ def options_of(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., 
         return command
 
     return decorate
+
+
+def command_fields(kind: type[Any]) -> list[Field[Any]]:
+    """Return the fields of a dataclass that are options of a command."""
+    return [field for field in fields(kind) if not field.metadata.get("api_only")]
 
 
 def _folder_option(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from qfuse.analysis.placement.lint import note_warnings
 from qfuse.api import CapturedModel, captured_model
 from qfuse.cli.console import show_progress
 from qfuse.cli.loading import loading_options, parse_size_options, quantize_loaded
-from qfuse.cli.options import check_writable, options_of
+from qfuse.cli.options import check_writable, command_fields, options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse.options import Check, Options, choice
@@ -86,7 +86,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def read_request(given: dict[str, Any], check: str) -> Request:
     """Validate all options before any slow step."""
-    options = Options.of({f.name: given[f.name] for f in fields(Options)})
+    options = Options.of({f.name: given[f.name] for f in command_fields(Options)})
     check_writable(given["report_json"], "--json")
     return Request(
         given["model"],

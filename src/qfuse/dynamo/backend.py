@@ -88,7 +88,13 @@ def _request(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, A
             f"unknown option {unknown[0]!r}", fix=f"the options are {', '.join(known)}"
         )
     own = {name: given.pop(name) for name in _OWN if name in given}
-    return {**own, "options": Options.of(given)}
+    made = Options.of(given)
+    if made.free_source:
+        raise OptionsError(
+            "torch.compile holds the weights of the model, so they cannot be given up",
+            fix="leave free_source out, or use qfuse.compile",
+        )
+    return {**own, "options": made}
 
 
 def _refuse_training(module: GraphModule, example: Sequence[Any]) -> None:

@@ -16,8 +16,9 @@ from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.expand.describe import describe_node
 from qfuse.lower.expand.expand import Expander
-from qfuse.lower.fold import drop_unused_constants, fold_constants
+from qfuse.lower.fold import fold_constants
 from qfuse.lower.layout.max_pools import widen_max_pools
+from qfuse.lower.originals import Originals
 from qfuse.lower.unfused import is_needed, reason_to_stay
 from qfuse.rewrite.claimant import Claimant
 from qfuse.rewrite.context import RewriteContext
@@ -65,7 +66,7 @@ def claim_ops(
         raise _edited(", ".join(claimant.name for claimant in claimants))
     _expand(program, claimants, context)
     fold_constants(program, context)
-    drop_unused_constants(program)
+    Originals(RewriteSession(program, context)).drop()
     # Edits do not regenerate the module's code.
     program.module.recompile()
     done = LoweredGraph(program.module, program.signature, program.log)

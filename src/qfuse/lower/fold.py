@@ -74,18 +74,6 @@ def _fold(node: Node, rw: Rewriter) -> None:
     rw.replace(node, rw.constant(value, f"{node.name}_folded"))
 
 
-def drop_unused_constants(program: StageGraph) -> None:
-    """Delete constants without users, such as the originals of packed weights."""
-    used = {str(n.target) for n in program.graph.nodes if n.op == "get_attr"}
-    written = {m.buffer for m in program.signature.mutations}
-    for name in list(dict(program.module.named_buffers(remove_duplicate=False))):
-        # A buffer that the program writes is state of
-        # the caller's module, even if nothing reads it.
-        if name not in used and name not in written:
-            owner, _, leaf = name.rpartition(".")
-            delattr(program.module.get_submodule(owner), leaf)
-
-
 def _is_small_and_pure(node: Node) -> bool:
     op = overload_of(node)
     if op is None or op.namespace != "aten" or not node.all_input_nodes:

@@ -37,13 +37,14 @@ from qfuse.lower.expand.describe import (
 from qfuse.lower.expand.expand import Expander
 from qfuse.lower.floats.choose import FloatChoice, FloatChoices, choose_floats
 from qfuse.lower.floats.form import float_call
-from qfuse.lower.fold import drop_unused_constants, fold_constants
+from qfuse.lower.fold import fold_constants
 from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.cats import lower_cats
 from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.measure.wishes import Wishes
+from qfuse.lower.originals import Originals
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.convolution import convolution_problem
 from qfuse.lower.problems.linear import linear_problem
@@ -91,7 +92,7 @@ def lower(
     shared = LoweringContext(session, target, cost, kernels, wishes.forced, wishes.times)
     _Lowering(shared, wishes).run()
     fold_constants(program, context)
-    drop_unused_constants(program)
+    Originals(session).drop()
     # Edits do not regenerate the module's code.
     program.module.recompile()
     done = LoweredGraph(program.module, program.signature, program.log)
@@ -133,6 +134,7 @@ class _Lowering:
         self._graph = context.program.graph
         self._log = context.program.log
         self._expander = Expander()
+        self._originals = Originals(self._session)
         # Why rowwise ops are not fused with the linear that produces their input.
         self._apart: dict[Node, Losers] = {}
 
@@ -339,6 +341,7 @@ class _Lowering:
         if isinstance(done, Refusal):
             reason = problem.label(name), done.reason
             return _NotLowered((*choice.losers, reason), denied=True)
+        self._originals.erased(done.erased)
         return None
 
     def _emit(self, problem: Problem, offer: Offer, rw: Rewriter) -> None:

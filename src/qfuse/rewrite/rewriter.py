@@ -82,6 +82,17 @@ class GraphEditor:
                     delattr(self.module, name)
             self._names, self._kept, self._counts = known
 
+    def drop_unused(self, keep: Collection[str]) -> None:
+        """Delete the constants that no node reads and ``keep`` does not name."""
+        used = {str(n.target) for n in self.module.graph.find_nodes(op="get_attr")} | set(keep)
+        names = dict(self.module.named_buffers(remove_duplicate=False)).keys() - used
+        for name in names:
+            owner, _, leaf = name.rpartition(".")
+            delattr(self.module.get_submodule(owner), leaf)
+        # Without their memory, their ids may become those of other tensors.
+        self._kept = [t for t in self._kept if self._names[id(t)] not in names]
+        self._names = {key: name for key, name in self._names.items() if name not in names}
+
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake tensor of a constant."""
         if self._fake_mode is None:

@@ -1,0 +1,67 @@
+"""A traced program as a plain module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from qfuse.capture._export_api import as_value
+
+
+def build_module(
+    program: ExportedProgram,
+    constants: Mapping[str, tuple[str, torch.Tensor]],
+    outputs: Sequence[str],
+    kept: Sequence[str],
+) -> GraphModule:
+    """Copy the graph of ``program`` into a plain module with flat inputs and outputs.
+
+    Only the ancestors of the outputs are copied, which drops assertions.
+
+    Args:
+        program: The functional program.
+        constants: Name in the module and value of each placeholder that is a constant.
+        outputs: Names of the nodes to return, in order.
+        kept: Names of placeholders to keep without users, since they are mutated.
+    """
+    nodes = {node.name: node for node in program.graph.nodes}
+    live = _live([nodes[name] for name in (*outputs, *kept)])
+    graph = Graph()
+    copied: dict[Node, Node] = {}
+    placeholders = program.graph.find_nodes(op="placeholder")
+    user = [n for n in placeholders if n.name not in constants]
+    for node in user:
+        # Numbers and strings are constants of the signature; the graph does not read them.
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            copied[node] = graph.create_node("placeholder", node.name, name=node.name)
+    made: dict[str, Node] = {}
+    for node in placeholders:
+        if node in live and node not in copied:
+            target = constants[node.name][0]
+            # Tied weights are one constant of the graph too.
+            if target not in made:
+                name = target.replace(".", "_")
+                made[target] = graph.create_node("get_attr", target, name=name)
+            copied[node] = made[target]
+    for node in program.graph.nodes:
+        if node in live and node not in copied:
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    for old, new in copied.items():
+        new.meta = {**old.meta, "val": as_value(old)}
+    graph.output(tuple(copied[nodes[name]] for name in outputs))
+    values = dict(constants.values())
+    return GraphModule({name: values[name] for name in made}, graph, class_name="Captured")
+
+
+def _live(roots: Sequence[Node]) -> set[Node]:
+    live: set[Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in live:
+            live.add(node)
+            stack += node.all_input_nodes
+    return live
