@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
-from qfuse.cost import CostProfile
+from qfuse.cost import CostProfile, Product, ProductRates
 from qfuse.ir.errors import OptionsError
 
 PINNED = CostProfile.pinned()
 NUMBERS = [
     field.name
     for field in dataclasses.fields(CostProfile)
-    if field.name not in {"machine", "threads", "quiet", "measured_seconds"}
+    if field.name not in {"machine", "threads", "quiet", "measured_seconds", "products"}
 ]
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_speeds_and_prices_are_positive(name: str, value: float) -> None:
+    given = {field.name: getattr(PINNED, field.name) for field in dataclasses.fields(CostProfile)}
     with pytest.raises(OptionsError, match=f"{name} of a cost profile must be positive"):
-        CostProfile(**{**PINNED.to_dict(), name: value})
+        CostProfile(**(given | {name: value}))
 
 
 def test_json_round_trip() -> None:
@@ -62,6 +63,13 @@ def spoilt(**changes: Any) -> str:
         spoilt(f32_flops=True),
         spoilt(f32_flops=0),
         spoilt(f32_flops=math.nan),
+        spoilt(products=[]),
+        spoilt(products={"f64": [[1, 1e9]]}),
+        spoilt(products={"f32": []}),
+        spoilt(products={"f32": [1, 1e9]}),
+        spoilt(products={"f32": [[1, 0.0]]}),
+        spoilt(products={"f32": [[0, 1e9]]}),
+        spoilt(products={"f32": [[4, 1e9], [1, 1e9]]}),
     ],
 )
 def test_what_is_no_profile_is_refused(text: str) -> None:
@@ -101,3 +109,40 @@ def test_a_profile_can_be_shown() -> None:
     assert measured.describe()[-1] == ("measured", "in 1.2 s on a quiet machine")
     noisy = replace(measured, quiet=False)
     assert noisy.describe()[-1] == ("measured", "in 1.2 s under background load")
+
+
+# 1 s with one row, 2 s with four.
+RATES = ProductRates(Product.F32_INT8, ((1, 100.0), (4, 200.0)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "seconds"), [(0.5, 1.0), (1, 1.0), (2, 4 / 3), (4, 2.0), (8, 4.0), (40, 20.0)]
+)
+def test_times_between_the_measured_rows_are_interpolated(rows: float, seconds: float) -> None:
+    assert RATES.seconds(100.0, rows) == pytest.approx(seconds)
+
+
+def test_few_rows_do_not_scale_with_threads() -> None:
+    assert RATES.times(3, 4).rates == ((1, 100.0), (4, 600.0))
+
+
+def test_the_best_rates_of_two_profiles() -> None:
+    one = replace(PINNED, products=(RATES,))
+    better = ProductRates(RATES.product, ((1, 50.0), (4, 300.0), (32, 400.0)))
+    other = ProductRates(Product.INT8, ((1, 7.0),))
+    two = replace(PINNED, products=(other, better))
+
+    best = one.best_of(two)
+
+    known = ((1, 100.0), (4, 300.0), (32, 400.0))
+    assert best.products == (ProductRates(RATES.product, known), other)
+    assert replace(best, products=best.products[::-1]) == best
+    assert CostProfile.from_json(best.to_json()) == best
+    assert best.rates_of(Product.INT8) == other
+    assert best.rates_of(Product.BF16) is best.rates_of(None) is None
+    assert any("by rows, 1: 100" in text for _, text in best.describe())
+
+
+def test_a_product_has_its_rates_once() -> None:
+    with pytest.raises(OptionsError, match="twice"):
+        replace(PINNED, products=(RATES, RATES))

@@ -6,11 +6,12 @@ import importlib as _importlib
 import typing as _typing
 
 from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
-from qfuse.cost.profile import CostProfile
+from qfuse.cost.profile import CostProfile, ProductRates
 from qfuse.cost.sizes import AtPoints, SizeOrRange, SizeRange, at_points
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
+    Product,
     Work,
     WorkRange,
     linear_work,
@@ -33,6 +34,8 @@ __all__ = [
     "CostModel",
     "CostProfile",
     "Estimate",
+    "Product",
+    "ProductRates",
     "SizeOrRange",
     "SizeRange",
     "Work",

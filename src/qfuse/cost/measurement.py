@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from qfuse.cost import _torch_api, probes
-from qfuse.cost.profile import CostProfile
+from qfuse.cost.product_probes import product_rates
+from qfuse.cost.profile import CostProfile, ProductRates
 from qfuse.cost.work import ComputeKind
 from qfuse.targets import Target
 
@@ -32,6 +33,8 @@ _FIRST_ROUNDS = 3
 _MAX_ROUNDS = 7
 # On a quiet machine, the short region takes less than a tenth of this.
 _QUIET_SECONDS = 0.5e-3
+# From how many rows on a product scales with threads.
+_MANY_ROWS = 32
 # Threads with a core each run during a whole long region, or wait for others actively.
 _QUIET_SHARE = 0.9
 
@@ -66,21 +69,24 @@ class _Speeds:
     Attributes:
         memory: Bytes per second.
         rates: Operations per second of each arithmetic, with many rows and with one.
+        products: Those of products by number of rows, with weights in memory.
         long: The probes whose regions are long.
     """
 
     memory: float
     rates: dict[ComputeKind, tuple[float, float]]
+    products: list[ProductRates]
     long: list[probes.Probe]
 
     def times(self, threads: int, memory: float) -> _Speeds:
         """Extrapolate to a number of threads that together read ``memory`` B/s.
 
-        Large matmuls are limited by the cores and scale. A matmul with one row is limited by shared
-        resources and does not.
+        Large matmuls are limited by the cores and scale. A matmul with few rows is limited by
+        shared resources and does not.
         """
         rates = {kind: (many * threads, one) for kind, (many, one) in self.rates.items()}
-        return _Speeds(max(self.memory, memory), rates, self.long)
+        products = [one.times(threads, _MANY_ROWS) for one in self.products]
+        return _Speeds(max(self.memory, memory), rates, products, self.long)
 
 
 def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
@@ -154,7 +160,8 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
         for kind, product in products.items()
     }
     long = [memory, *(product.many_rows for product in products.values())]
-    return _Speeds(memory.rate(), rates, long)
+    found = product_rates(target, clock, call, library_call, deadline)
+    return _Speeds(memory.rate(), rates, found, long)
 
 
 def _profile(
@@ -183,6 +190,7 @@ def _profile(
         library_call_seconds=_rounded(1 / basics.library_call.rate()),
         quiet=quiet,
         measured_seconds=_rounded(time.perf_counter() - start),
+        products=tuple(one.rounded(_rounded) for one in speeds.products),
     )
 
 

@@ -150,6 +150,9 @@ class CostModel:
                 assert_never(never)
 
     def _compute(self, work: Work) -> float:
+        measured = self.profile.rates_of(work.product)
+        if measured is not None and work.one_row_flops:
+            return measured.seconds(work.one_row_flops, work.flops / work.one_row_flops)
         # The first row loads and rearranges the weights for all rows, so it has its own rate; with
         # one row only, the estimate is exactly that rate.
         many_rows, one_row = self._rates(work.kind)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.lower.floats.test_choose import W8A8, events, linears, same_values
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qfuse import kernels
 from qfuse.cost import CostModel, CostProfile
@@ -95,6 +98,41 @@ def test_equal_products_are_measured_once_and_known_ones_never() -> None:
     assert len(watch.results) == 2
 
 
+class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers where the large operands of every call lie."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = (arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() > 1)
+        self.seen += [tensor.data_ptr() for tensor in tensors]
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_call_takes_its_weight_from_memory() -> None:
+    class Twice(Stopwatch):
+        def __call__(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+            for run in (runs[0], runs[-1]):
+                with Places() as before:
+                    first = run()
+                with Places() as after:
+                    second = run()
+                assert isinstance(first, torch.Tensor)
+                assert isinstance(second, torch.Tensor)
+                assert torch.equal(first, second)
+                # The activations are where they were.
+                assert set(before.seen) & set(after.seen)
+                assert set(before.seen) - set(after.seen)
+            return super().__call__(runs)
+
+    watch = Twice(1e-4, 8e-4, 9e-4)
+    lowered(linears(), watch)
+
+    assert len(watch.results) == 1
+
+
 def two_sizes() -> NormalGraph:
     """Two linears of different sizes."""
     b = GraphBuilder()
@@ -138,8 +176,20 @@ def test_measuring_leaves_the_graph_as_it_was() -> None:
 
 def test_medians_are_of_interleaved_calls() -> None:
     order: list[str] = []
-    seconds = interleaved_medians([lambda: order.append("a"), lambda: order.append("b")])
+    first, second = interleaved_medians([partial(_called, order, name) for name in "ab"])
+    # Two calls each warm up and tell that a sample is one call; nine rounds follow.
+    assert order == ["a", "a", "b", "b", *["a", "b"] * 9]
+    assert min(first, second) > 1e-3
 
-    assert order[:4] == ["a", "b", "a", "b"]
-    assert len(order) == 20
-    assert all(second > 0 for second in seconds)
+
+def _called(order: list[str], name: str) -> None:
+    order.append(name)
+    time.sleep(2e-3)
+
+
+def test_short_calls_are_timed_many_at_once() -> None:
+    calls: list[None] = []
+    (seconds,) = interleaved_medians([lambda: calls.append(None)])
+
+    assert len(calls) == 2 + 9 * 64
+    assert seconds > 0

@@ -9,7 +9,7 @@ import torch
 
 from qfuse.cost.model import Workload
 from qfuse.cost.sizes import AtPoints
-from qfuse.cost.work import Bits, ComputeKind, linear_work, pointwise_work
+from qfuse.cost.work import Bits, ComputeKind, Product, linear_work, pointwise_work
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of
 from qfuse.ir.refusal import Refusal
@@ -131,6 +131,7 @@ def _work(problem: LinearProblem) -> Workload:
 
     The matmul counts as a call, since oneDNN sets up a primitive every time.
     """
-    product = linear_work(problem.rows, problem.k, problem.n, Bits(8, 8, 32), ComputeKind.INT8)
+    bits, kind = Bits(8, 8, 32), ComputeKind.INT8
+    product = linear_work(problem.rows, problem.k, problem.n, bits, kind, Product.ATEN_INT8)
     called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
     return called, pointwise_work(problem.rows * problem.n, [32], [32])
