@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from statistics import median
 
+import torch
+
 Run = Callable[[], object]
 Timer = Callable[[Sequence[Run]], "list[float]"]
 """Takes functions that compute the same; returns the seconds of a call of each."""
@@ -20,24 +22,26 @@ def interleaved_medians(runs: Sequence[Run]) -> list[float]:
     """Return the median seconds of one call of each function.
 
     Rounds are interleaved, so that other load hits all alike. Calls before them warm up: code is
-    loaded, buffers are allocated, and it is seen how long a call takes.
+    loaded, buffers are allocated, and it is seen how long a call takes. If kernels run on the
+    calling thread alone, its own clock is read, which stops while another process has the core.
     """
-    calls = [_calls_per_sample(run) for run in runs]
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    calls = [_calls_per_sample(run, clock) for run in runs]
     samples: list[list[float]] = [[] for _ in runs]
     for _ in range(_ROUNDS):
         for run, count, taken in zip(runs, calls, samples, strict=True):
-            taken.append(_seconds(run, count) / count)
+            taken.append(_seconds(run, count, clock) / count)
     return [median(taken) for taken in samples]
 
 
-def _calls_per_sample(run: Run) -> int:
+def _calls_per_sample(run: Run, clock: Callable[[], float]) -> int:
     run()
-    taken = max(_seconds(run, 1), _SAMPLE_SECONDS / _MOST_CALLS)
+    taken = max(_seconds(run, 1, clock), _SAMPLE_SECONDS / _MOST_CALLS)
     return max(1, int(_SAMPLE_SECONDS / taken))
 
 
-def _seconds(run: Run, calls: int) -> float:
-    begin = time.perf_counter()
+def _seconds(run: Run, calls: int, clock: Callable[[], float]) -> float:
+    begin = clock()
     for _ in range(calls):
         run()
-    return time.perf_counter() - begin
+    return clock() - begin
