@@ -6,7 +6,8 @@ import importlib as _importlib
 import typing as _typing
 
 from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
-from qfuse.cost.profile import CostProfile, ProductRates
+from qfuse.cost.profile import CostProfile
+from qfuse.cost.rates import ProductRates, RowRate
 from qfuse.cost.sizes import AtPoints, SizeOrRange, SizeRange, at_points
 from qfuse.cost.work import (
     Bits,
@@ -36,6 +37,7 @@ __all__ = [
     "Estimate",
     "Product",
     "ProductRates",
+    "RowRate",
     "SizeOrRange",
     "SizeRange",
     "Work",

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from qfuse.cost import _torch_api, probes
-from qfuse.cost.product_probes import product_rates
-from qfuse.cost.profile import CostProfile, ProductRates
+from qfuse.cost.product_probes import ProbedProduct, product_rates
+from qfuse.cost.profile import CostProfile
+from qfuse.cost.rates import ProductRates
 from qfuse.cost.work import ComputeKind
 from qfuse.targets import Target
 
@@ -45,13 +46,15 @@ class _Basics:
 
     call: probes.Probe
     library_call: probes.Probe
+    own_call: probes.Probe
     regions: tuple[probes.Probe, probes.Probe]
     cache: probes.Probe
     memory: probes.Probe
 
     def __iter__(self) -> Iterator[probes.Probe]:
         first, second = self.regions
-        yield from (self.call, self.library_call, first, self.cache, self.memory, second)
+        yield from (self.call, self.library_call, self.own_call)
+        yield from (first, self.cache, self.memory, second)
 
     def quiet(self, long: Iterable[probes.Probe], threads: int) -> bool:
         """Whether the cores were free of other load, judged by the short and some long regions."""
@@ -60,6 +63,12 @@ class _Basics:
         run = sum(probe.cpu_seconds for probe in long)
         passed = sum(sum(probe.samples) for probe in long)
         return median(regions) < _QUIET_SECONDS and run > _QUIET_SHARE * threads * passed
+
+    def seconds_per_call(self, probed: ProbedProduct) -> float:
+        """Return the overhead of a call of a product's kernels."""
+        if probed.own:
+            return 1 / self.own_call.rate()
+        return 1 / (self.library_call if probed.library else self.call).rate()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +132,12 @@ def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
 
 def _basics(target: Target) -> _Basics:
     library = target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise")
+    own = bool(_torch_api.kernels_in_use())
     return _Basics(
         call=probes.call_probe(),
         # Too small to be split among threads.
         library_call=probes.call_probe(_torch_api.int8_linear(1, 64, 32) if library else None),
+        own_call=probes.call_probe(_torch_api.own_int8_linear(1, 64, 32) if own else None),
         regions=(probes.region_probe(), probes.region_probe()),
         cache=probes.cache_probe(target),
         memory=probes.memory_probe(target, time.perf_counter),
@@ -152,7 +163,7 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
     _sample([*listed, *([] if alone else basics.regions)], _MAX_ROUNDS, deadline)
     # The cost of a call is a term of its own in the model, so the rates exclude it.
     call, library_call = 1 / basics.call.rate(), 1 / basics.library_call.rate()
-    int8_call = call if _torch_api.kernels_in_use() else library_call
+    int8_call = 1 / basics.own_call.rate() if _torch_api.kernels_in_use() else library_call
     rates = {
         kind: _product_rates(
             product, int8_call if kind is ComputeKind.INT8 else call, memory.rate()
@@ -160,7 +171,14 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
         for kind, product in products.items()
     }
     long = [memory, *(product.many_rows for product in products.values())]
-    found = product_rates(target, clock, call, library_call, deadline)
+    found = product_rates(
+        target,
+        clock,
+        basics.seconds_per_call,
+        # The machine has to stay quiet meanwhile too.
+        between=lambda: _sample([] if alone else basics.regions, _MAX_ROUNDS),
+        deadline=deadline,
+    )
     return _Speeds(memory.rate(), rates, found, long)
 
 
@@ -191,6 +209,7 @@ def _profile(
         quiet=quiet,
         measured_seconds=_rounded(time.perf_counter() - start),
         products=tuple(one.rounded(_rounded) for one in speeds.products),
+        python_call_seconds=_rounded(max(1 / basics.own_call.rate(), call) - call),
     )
 
 
@@ -210,4 +229,6 @@ def _product_rates(product: probes.Products, call: float, memory: float) -> tupl
 
 def _rounded(value: float) -> float:
     """Round to three significant digits, since more would be noise."""
+    if not value:
+        return value
     return round(value, 2 - math.floor(math.log10(value)))

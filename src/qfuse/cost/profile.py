@@ -4,69 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from qfuse.cost.rates import ProductRates, RowRate, best_rates, rates_as_json, rates_from_json
 from qfuse.cost.work import Product
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.units import bytes_text, rate_text, seconds_text
-
-
-@dataclass(frozen=True, slots=True)
-class ProductRates:
-    """How fast the kernels of a product are when its weight comes from memory.
-
-    Attributes:
-        product: The kernels.
-        rates: Rows of the left operand, ascending, and OP/s with that many. With more rows than
-            the last ones the rate is that of the last.
-    """
-
-    product: Product
-    rates: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        counts = [rows for rows, _ in self.rates]
-        rising = counts and counts[0] > 0 and counts == sorted(set(counts))
-        if not rising or not all(math.isfinite(rate) and rate > 0 for _, rate in self.rates):
-            raise OptionsError(f"rates of {self.product} must be positive, at rising rows")
-
-    def seconds(self, one_row: float, rows: float) -> float:
-        """Return the time of a product, interpolated between the rows that were measured.
-
-        Args:
-            one_row: Operations of one row.
-            rows: Rows of the left operand.
-        """
-        below, before = 0, 0.0
-        for count, rate in self.rates:
-            time = count * one_row / rate
-            if rows <= count:
-                # Fewer rows than the first have to read the whole weight too.
-                part = (rows - below) / (count - below) if below else 1.0
-                return before + part * (time - before)
-            below, before = count, time
-        return before * rows / below
-
-    def times(self, threads: int, least_rows: int) -> ProductRates:
-        """Return the rates of one thread for several, where products scale with threads."""
-        scaled = (
-            (rows, rate * (threads if rows >= least_rows else 1)) for rows, rate in self.rates
-        )
-        return ProductRates(self.product, tuple(scaled))
-
-    def rounded(self, rounding: Callable[[float], float]) -> ProductRates:
-        """Return rounded rates."""
-        rates = tuple((rows, rounding(rate)) for rows, rate in self.rates)
-        return ProductRates(self.product, rates)
-
-    def best_of(self, other: ProductRates) -> ProductRates:
-        """Return the better rate at every number of rows."""
-        rates = dict(self.rates)
-        for rows, rate in other.rates:
-            rates[rows] = max(rate, rates.get(rows, rate))
-        return ProductRates(self.product, tuple(sorted(rates.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +33,8 @@ class CostProfile:
         int8_ops_one_row: The same for a matmul with one row.
         call_seconds: Overhead of an operator call.
         library_call_seconds: The same for an operator that sets up a oneDNN primitive.
+        python_call_seconds: What a call of a kernel of qfuse from Python takes more than a trivial
+            operator. It is no part of predictions, since compiled graphs call kernels directly.
         quiet: Whether the machine was free of other load while measuring. If ``False``, the rates
             are extrapolated from one thread.
         measured_seconds: Duration of the measurement; 0 for a profile that was not measured.
@@ -110,12 +57,15 @@ class CostProfile:
     quiet: bool
     measured_seconds: float
     products: tuple[ProductRates, ...] = ()
+    python_call_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (*_RATES, *_PRICES, "cache_bytes"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise OptionsError(f"{name} of a cost profile must be positive, not {value!r}")
+        if not (math.isfinite(self.python_call_seconds) and self.python_call_seconds >= 0):
+            raise OptionsError("python_call_seconds of a cost profile must not be negative")
         if len({one.product for one in self.products}) != len(self.products):
             raise OptionsError("a cost profile has rates of one product twice")
         # In one order, so that profiles with the same rates are equal.
@@ -151,8 +101,8 @@ class CostProfile:
             measured_seconds=0.0,
             # Its rows share no loads.
             products=(
-                ProductRates(Product.ATEN_F32_INT8, ((1, 12e9),)),
-                ProductRates(Product.ATEN_BF16_INT8, ((1, 12e9),)),
+                ProductRates(Product.ATEN_F32_INT8, (RowRate(1, 12e9),)),
+                ProductRates(Product.ATEN_BF16_INT8, (RowRate(1, 12e9),)),
             ),
         )
 
@@ -167,7 +117,8 @@ class CostProfile:
         best: dict[str, Any] = asdict(self)
         best.update({name: max(getattr(self, name), getattr(other, name)) for name in _RATES})
         best.update({name: min(getattr(self, name), getattr(other, name)) for name in _PRICES})
-        best["products"] = _best_rates(self.products, other.products)
+        best["python_call_seconds"] = min(self.python_call_seconds, other.python_call_seconds)
+        best["products"] = best_rates(self.products, other.products)
         best["quiet"] = self.quiet and other.quiet
         return CostProfile(**best)
 
@@ -180,7 +131,7 @@ class CostProfile:
             ("f32", _rates_text(self.f32_flops, self.f32_flops_one_row)),
             ("bf16", _rates_text(self.bf16_flops, self.bf16_flops_one_row)),
             ("int8", _rates_text(self.int8_ops, self.int8_ops_one_row)),
-            *((f"{one.product}, weights in memory", _by_rows(one)) for one in self._shown()),
+            *((f"{one.product}, weights in memory", str(one)) for one in self._shown()),
             ("operator call", seconds_text(self.call_seconds)),
             ("oneDNN call", seconds_text(self.library_call_seconds)),
             ("measured", self._measured_text()),
@@ -198,8 +149,7 @@ class CostProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        rates = {str(one.product): [list(rate) for rate in one.rates] for one in self.products}
-        return asdict(self) | {"products": rates}
+        return asdict(self) | {"products": rates_as_json(self.products)}
 
     def to_json(self) -> str:
         """Serialize for :meth:`from_json`."""
@@ -228,7 +178,7 @@ class CostProfile:
         names = {field.name: str(field.type) for field in fields(cls)}
         if not isinstance(data, dict) or set(data) != set(names):
             raise OptionsError("this is not a cost profile: its fields differ")
-        data = data | {"products": _parsed_rates(data["products"])}
+        data = data | {"products": rates_from_json(data["products"])}
         for name, kind in names.items():
             if name == "products":
                 continue
@@ -249,30 +199,6 @@ _RATES = (
     "int8_ops_one_row",
 )
 _PRICES = ("call_seconds", "library_call_seconds")
-
-
-def _parsed_rates(found: object) -> tuple[ProductRates, ...]:
-    if not isinstance(found, Mapping):
-        raise OptionsError(f"products of a cost profile must be a mapping, not {found!r}")
-    try:
-        return tuple(
-            ProductRates(Product(name), tuple((int(rows), float(rate)) for rows, rate in rates))
-            for name, rates in found.items()
-        )
-    except (TypeError, ValueError) as error:
-        raise OptionsError(f"products of a cost profile are not rates: {error}") from error
-
-
-def _best_rates(*profiles: Iterable[ProductRates]) -> tuple[ProductRates, ...]:
-    best: dict[Product, ProductRates] = {}
-    for one in (rates for profile in profiles for rates in profile):
-        best[one.product] = best[one.product].best_of(one) if one.product in best else one
-    return tuple(best.values())
-
-
-def _by_rows(one: ProductRates) -> str:
-    rates = ", ".join(f"{rows}: {rate_text(rate, 'OP')}" for rows, rate in one.rates)
-    return f"by rows, {rates}"
 
 
 def _rates_text(many_rows: float, one_row: float) -> str:

@@ -71,6 +71,7 @@ class Work:
         kernel_calls: Number of operator calls.
         library_calls: Those of them that set up a oneDNN primitive on each call.
         product: The kernels that run at measured rates, if the profile has them.
+        columns: Columns of the result of a product, which such rates need.
     """
 
     flops: float = 0.0
@@ -82,10 +83,11 @@ class Work:
     kernel_calls: int = 1
     library_calls: int = 0
     product: Product | None = None
+    columns: float = 0.0
 
     def __post_init__(self) -> None:
         amounts = (self.flops, self.weight_bytes, *self.reads, *self.writes, self.one_row_flops)
-        if min(*amounts, self.kernel_calls, self.library_calls) < 0:
+        if min(*amounts, self.kernel_calls, self.library_calls, self.columns) < 0:
             raise OptionsError(f"work cannot be negative: {self}")
         # The model subtracts the parts from the whole, and could return negative times.
         if self.one_row_flops > self.flops or self.library_calls > self.kernel_calls:
@@ -156,6 +158,7 @@ def linear_work(
             # No rows have no first row.
             one_row_flops=2.0 * min(rows, 1) * depth * columns,
             product=product,
+            columns=columns,
         )
 
     return at_points(build, m, k, n)

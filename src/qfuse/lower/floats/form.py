@@ -112,6 +112,7 @@ def _weighted_work(problem: WeightedProblem, kind: ComputeKind, bits: int) -> Wo
             # oneDNN sets up a primitive for a convolution.
             library_calls=int(convolves),
             product=None if convolves else Product.of(kind, bits),
+            columns=problem.n,
         )
 
     return at_points(build, problem.rows, _left(problem))

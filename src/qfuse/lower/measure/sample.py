@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.cost import hint_of
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.epilogue import Epilogue
@@ -33,8 +33,29 @@ _MOST_COPIES = 128
 _Calls = Sequence[tuple[Node, Any, Any, dict[str, Any]]]
 
 
-def kernel_run(problem: ProductProblem, offer: Offer, context: LoweringContext) -> Run:
-    """Return a function that runs a kernel as it would be called in the graph.
+# At most this part of a time is taken for what Python adds.
+_MOST_OVERHEAD = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One alternative for a product.
+
+    Attributes:
+        run: Computes it.
+        own_calls: Calls of qfuse's kernels, which a compiled graph calls without Python.
+    """
+
+    run: Run
+    own_calls: int = 0
+
+    def compiled_seconds(self, seconds: float, python_call: float) -> float:
+        """Return the time in a compiled graph, from that of the call in Python."""
+        return seconds - min(self.own_calls * python_call, _MOST_OVERHEAD * seconds)
+
+
+def kernel_sample(problem: ProductProblem, offer: Offer, context: LoweringContext) -> Sample:
+    """Return what runs a kernel as it would be called in the graph.
 
     Its calls are added to the graph to see them, and removed again. Every call of the function
     takes its constants from another place in memory.
@@ -53,11 +74,12 @@ def kernel_run(problem: ProductProblem, offer: Offer, context: LoweringContext) 
     others = {node: value for node, value in known.items() if node not in constants}
     placed = _copies(list(constants.values()))
     given = (others | dict(zip(constants, copy, strict=True)) for copy in placed)
-    return _in_turn([_bound(calls, values) for values in given])
+    own = sum(op is not None and op.namespace == "qfuse" for op in map(overload_of, steps))
+    return Sample(_in_turn([_bound(calls, values) for values in given]), own)
 
 
-def float_run(problem: ProductProblem) -> Run:
-    """Return a function that computes the product alone in float, as ATen does.
+def float_sample(problem: ProductProblem) -> Sample:
+    """Return what computes the product alone in float, as ATen does.
 
     Every call takes the weight from another place in memory.
     """
@@ -74,7 +96,7 @@ def float_run(problem: ProductProblem) -> Run:
     constants = [name for name in made if name != "x" and constant_of(values[name]) is not None]
     placed = _copies([made[name] for name in constants])
     given = (values | made | dict(zip(constants, copy, strict=True)) for copy in placed)
-    return _in_turn([partial(type(bare).reference, *one.values()) for one in given])
+    return Sample(_in_turn([partial(type(bare).reference, *one.values()) for one in given]))
 
 
 def _copies(constants: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
