@@ -2,74 +2,160 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 
 from qfuse import kernels
-from qfuse.cost import Product, _torch_api, product_probes
-from qfuse.cost.product_probes import ROWS, ProductProbe, in_area, product_rates, weight_area
+from qfuse.cost import Product, RowRate, _torch_api, product_probes
+from qfuse.cost.product_probes import (
+    DEPTHS,
+    ROWS,
+    ProbedProduct,
+    ProductProbe,
+    WeightArea,
+    product_rates,
+)
 from qfuse.targets import KernelState, Target
 
-OPERATIONS = 2 * 2048 * 1024
+COLUMNS = 1024
 WITHOUT_ATEN = {
     "aten::_int_mm": KernelState.ABSENT,
     "aten::_weight_int8pack_mm": KernelState.ABSENT,
 }
 
 
+@dataclass
 class Machine:
-    """A clock, and products that take a fixed time and one more per row."""
+    """A clock, and a product with times by rows and depth; it remembers the weights it has used."""
 
-    def __init__(self, fixed: float, per_row: float) -> None:
-        self.now, self.fixed, self.per_row = 0.0, fixed, per_row
-        self.used: list[int] = []
+    seconds: Callable[[int, int], float]
+    weight_bytes: int = 2 << 20
+    now: float = 0.0
+    used: list[tuple[int, int]] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now
 
     def call(self, x: torch.Tensor, number: int) -> None:
-        self.used.append(number)
-        self.now += self.fixed + self.per_row * x.shape[0]
+        self.used.append((number * self.weight_bytes, self.weight_bytes))
+        self.now += self.seconds(*x.shape)
+
+    def rates(
+        self, monkeypatch: pytest.MonkeyPatch, overhead: float = 0.0
+    ) -> tuple[tuple[RowRate, ...], int]:
+        """Measure the product; return its rates, and how many rounds there were."""
+
+        def build(area: WeightArea, depth: int) -> ProductProbe:
+            del area
+            return ProductProbe(torch.float32, self.call, self.weight_bytes, depth)
+
+        probed, rounds = {Product.INT8: ProbedProduct(build)}, 0
+
+        def counted() -> None:
+            nonlocal rounds
+            rounds += 1
+
+        monkeypatch.setattr(product_probes, "probed_products", lambda _: probed)
+        (found,) = product_rates(
+            Target.for_testing(), self.clock, lambda _: overhead, between=counted, deadline=0.0
+        )
+        return found.rates, rounds
 
 
-def test_rates_are_those_of_the_clock() -> None:
-    machine = Machine(fixed=3e-6, per_row=1e-6)
-    probe = ProductProbe(torch.float32, machine.call, weights=5)
+def test_rates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 1 us for a call, 2 ns for each column, 1 us for every 64 steps of a row.
+    machine = Machine(lambda rows, depth: 1e-6 + COLUMNS * 2e-9 + rows * depth / 64 * 1e-6)
 
-    found = probe.rates(Product.INT8, machine.clock, 1e-6, math.inf)
+    found, rounds = machine.rates(monkeypatch, overhead=1e-6)
 
-    # A call of 1 us is no part of the product.
-    expected = [(rows, rows * OPERATIONS / (2e-6 + rows * 1e-6)) for rows in ROWS]
-    assert [rows for rows, _ in found.rates] == [rows for rows, _ in expected]
-    assert [r for _, r in found.rates] == pytest.approx([r for _, r in expected], rel=1e-3)
-    # One copy after the other, so that the next one is in memory.
-    assert machine.used == [number % 5 for number in range(len(machine.used))]
-
-
-def test_a_slow_product_is_measured_with_few_rows() -> None:
-    machine = Machine(fixed=0.0, per_row=1e-3)
-    probe = ProductProbe(torch.float32, machine.call, weights=2)
-
-    found = probe.rates(Product.F32, machine.clock, 0.0, math.inf)
-
-    assert [rows for rows, _ in found.rates] == [1, 4]
+    # 2048 operations in a step.
+    expected = [RowRate(rows, 2 * COLUMNS * 64 / 1e-6, 2e-9) for rows in ROWS]
+    assert [one.rows for one in found] == [one.rows for one in expected]
+    assert [one.rate for one in found] == pytest.approx([one.rate for one in expected], rel=1e-3)
+    assert [one.column_seconds for one in found] == pytest.approx([2e-9] * 4, rel=1e-2)
+    # The deadline is over.
+    assert rounds == 3
 
 
-def test_weights_are_more_than_a_cache_holds() -> None:
-    area = weight_area()
-    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
-        made = in_area(torch.empty(1024, 2048, dtype=dtype), area)
-        places = {one.data_ptr() for one in made}
+def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda rows, depth: rows * depth * 1e-9)
+    machine.rates(monkeypatch)
 
-        # Between two uses of one.
-        assert sum(one.nbytes for one in made[1:]) >= 64 << 20
-        assert len(places) == len(made)
-        assert {(one.dtype, one.shape) for one in made} == {(dtype, (1024, 2048))}
-        # No subnormal numbers.
-        assert float(made[-1].float().min()) > 1e-3
+    pairs = list(zip(machine.used, machine.used[1:], strict=False))
+    assert all(second[0] in {first[0] + first[1], 0} for first, second in pairs)
+    # It begins again where less than a weight is left.
+    assert max(begin for begin, _ in machine.used) == (72 - 2) << 20
+
+
+def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def disturbed(rows: int, depth: int) -> float:
+        nonlocal calls
+        calls += 1
+        # Two of three rounds, since there are four samples in each.
+        return rows * depth * 1e-6 * (1 + (calls % 3 > 0))
+
+    found, _ = Machine(disturbed).rates(monkeypatch)
+
+    assert found[0].rate == pytest.approx(2 * COLUMNS / 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("long", "short"), [(1e-3, 1e-3), (1e-3, 2e-3), (1.536e-3, 0.1e-3)], ids=str
+)
+def test_what_noise_contradicts_is_the_rate_of_long_sums(
+    long: float, short: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(lambda _, depth: long if depth == DEPTHS[0] else short)
+    found, _ = machine.rates(monkeypatch)
+
+    assert found[0] == RowRate(1, pytest.approx(2 * COLUMNS * DEPTHS[0] / long), 0.0)
+
+
+def test_a_slow_product_is_measured_with_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda rows, depth: rows * depth * 1e-6)
+
+    found, _ = machine.rates(monkeypatch)
+
+    assert [one.rows for one in found] == [1, 4]
+
+
+def test_the_overhead_of_a_call_is_never_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda rows, depth: rows * depth * 1e-9)
+
+    found, _ = machine.rates(monkeypatch, overhead=1.0)
+
+    assert found[0].rate == pytest.approx(4 * 2 * COLUMNS / 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
+def test_weights_are_more_than_a_cache_holds(dtype: torch.dtype) -> None:
+    area, weight = WeightArea(), torch.empty(COLUMNS, DEPTHS[0], dtype=dtype)
+    made = area.like(weight)
+
+    # Between two uses of one.
+    assert sum(one.nbytes for one in made[1:]) >= 64 << 20
+    assert len({one.data_ptr() for one in made}) == len(made)
+    assert {(one.dtype, one.shape) for one in made} == {(dtype, weight.shape)}
+    # No subnormal numbers.
+    assert float(made[-1].float().min()) > 1e-3
+
+
+def test_what_belongs_to_a_weight_is_far_from_it() -> None:
+    area, weight, scale = WeightArea(), torch.empty(1 << 20), torch.empty(1 << 16)
+    weights, scales = area.like(weight), list(area.far_from(weight, scale, scale))
+
+    assert [len(one) for one in scales] == [len(weights)] * 2
+    for weight, *others in zip(weights, *scales, strict=True):
+        begins = [one.data_ptr() for one in (weight, *others)]
+        assert all(abs(a - b) >= 24 << 20 for a in begins for b in begins if a != b)
+        assert len(set(begins)) == 3
+        assert {(one.dtype, one.shape) for one in others} == {(scale.dtype, scale.shape)}
 
 
 def test_only_what_the_machine_has_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,21 +163,36 @@ def test_only_what_the_machine_has_is_measured(monkeypatch: pytest.MonkeyPatch) 
     floats = {Product.F32, Product.BF16}
     aten = {Product.ATEN_INT8, Product.ATEN_F32_INT8, Product.ATEN_BF16_INT8}
 
-    assert set(product_probes.product_probes(Target.for_testing(kernels=WITHOUT_ATEN))) == floats
-    assert set(product_probes.product_probes(Target.for_testing())) == floats | aten
+    assert set(product_probes.probed_products(Target.for_testing(kernels=WITHOUT_ATEN))) == floats
+    assert set(product_probes.probed_products(Target.for_testing())) == floats | aten
 
 
 @pytest.mark.own_kernels
 def test_every_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.load()
     # Small weights: what is tested does not depend on their sizes.
-    for name, size in {"_DEPTH": 128, "_COLUMNS": 64, "_AREA_BYTES": 1 << 20}.items():
+    for name, size in {"DEPTHS": (128, 64), "_COLUMNS": 64, "_AREA_BYTES": 1 << 20}.items():
         monkeypatch.setattr(product_probes, name, size)
-    made = product_rates(Target.for_testing(), time.perf_counter, 0.0, 0.0, 0.0)
+    asked: list[ProbedProduct] = []
+
+    def overhead(probed: ProbedProduct) -> float:
+        asked.append(probed)
+        return 0.0
+
+    made = product_rates(
+        Target.for_testing(), time.perf_counter, overhead, between=lambda: None, deadline=0.0
+    )
     found = {one.product: one for one in made}
 
     assert set(found) == set(Product)
     # torch's product of integers does not compute one row.
-    assert found[Product.ATEN_INT8].rates[0][0] == ROWS[1]
+    assert found[Product.ATEN_INT8].rates[0].rows == ROWS[1]
+    kinds = {
+        one.product: (probed.own, probed.library) for one, probed in zip(made, asked, strict=True)
+    }
+    assert {product for product, (own, _) in kinds.items() if own} == {
+        product for product in Product if " x " in product or product is Product.INT8
+    }
+    assert [product for product, (_, library) in kinds.items() if library] == [Product.ATEN_INT8]
     # From a very slow to a very fast machine.
-    assert all(1e5 < rate < 1e14 for one in made for _, rate in one.rates)
+    assert all(1e5 < rate.rate < 1e14 for one in made for rate in one.rates)

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from qfuse.cost import CostProfile, Product, ProductRates
+from qfuse.cost import CostProfile, Product, ProductRates, RowRate
 from qfuse.ir.errors import OptionsError
 
 PINNED = CostProfile.pinned()
 NUMBERS = [
     field.name
     for field in dataclasses.fields(CostProfile)
-    if field.name not in {"machine", "threads", "quiet", "measured_seconds", "products"}
+    if field.name
+    not in {"machine", "threads", "quiet", "measured_seconds", "products", "python_call_seconds"}
 ]
 
 
@@ -64,12 +65,17 @@ def spoilt(**changes: Any) -> str:
         spoilt(f32_flops=0),
         spoilt(f32_flops=math.nan),
         spoilt(products=[]),
-        spoilt(products={"f64": [[1, 1e9]]}),
+        spoilt(products={"f64": [[1, 1e9, 0.0]]}),
         spoilt(products={"f32": []}),
-        spoilt(products={"f32": [1, 1e9]}),
-        spoilt(products={"f32": [[1, 0.0]]}),
-        spoilt(products={"f32": [[0, 1e9]]}),
-        spoilt(products={"f32": [[4, 1e9], [1, 1e9]]}),
+        spoilt(products={"f32": [1, 1e9, 0.0]}),
+        spoilt(products={"f32": [[1, 1e9]]}),
+        spoilt(products={"f32": [[1, 0.0, 0.0]]}),
+        spoilt(products={"f32": [[0, 1e9, 0.0]]}),
+        spoilt(products={"f32": [[1, 1e9, -1e-9]]}),
+        spoilt(products={"f32": [[1, 1e9, math.nan]]}),
+        spoilt(products={"f32": [[4, 1e9, 0.0], [1, 1e9, 0.0]]}),
+        spoilt(python_call_seconds=-1e-6),
+        spoilt(python_call_seconds=math.inf),
     ],
 )
 def test_what_is_no_profile_is_refused(text: str) -> None:
@@ -111,8 +117,8 @@ def test_a_profile_can_be_shown() -> None:
     assert noisy.describe()[-1] == ("measured", "in 1.2 s under background load")
 
 
-# 1 s with one row, 2 s with four.
-RATES = ProductRates(Product.F32_INT8, ((1, 100.0), (4, 200.0)))
+# With 100 operations a row, 1 s with one row and 2 s with four; each column takes more.
+RATES = ProductRates(Product.F32_INT8, (RowRate(1, 100.0, 0.5), RowRate(4, 200.0, 0.25)))
 
 
 @pytest.mark.parametrize(
@@ -122,20 +128,27 @@ def test_times_between_the_measured_rows_are_interpolated(rows: float, seconds: 
     assert RATES.seconds(100.0, rows) == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("rows", "seconds"), [(1, 6.0), (4, 4.5), (8, 9.0)])
+def test_columns_take_time_beside_their_sums(rows: float, seconds: float) -> None:
+    assert RATES.seconds(100.0, rows, 10) == pytest.approx(seconds)
+
+
 def test_few_rows_do_not_scale_with_threads() -> None:
-    assert RATES.times(3, 4).rates == ((1, 100.0), (4, 600.0))
+    assert RATES.times(2, 4).rates == (RowRate(1, 100.0, 0.5), RowRate(4, 400.0, 0.125))
 
 
 def test_the_best_rates_of_two_profiles() -> None:
-    one = replace(PINNED, products=(RATES,))
-    better = ProductRates(RATES.product, ((1, 50.0), (4, 300.0), (32, 400.0)))
-    other = ProductRates(Product.INT8, ((1, 7.0),))
-    two = replace(PINNED, products=(other, better))
+    one = replace(PINNED, products=(RATES,), python_call_seconds=3e-6)
+    # A slow column is what noise takes from a sum.
+    noisy, fast, more = RowRate(1, 101.0, 0.9), RowRate(4, 300.0, 0.25), RowRate(32, 400.0)
+    better = ProductRates(RATES.product, (noisy, fast, more))
+    other = ProductRates(Product.INT8, (RowRate(1, 7.0),))
+    two = replace(PINNED, products=(other, better), python_call_seconds=2e-6)
 
     best = one.best_of(two)
 
-    known = ((1, 100.0), (4, 300.0), (32, 400.0))
-    assert best.products == (ProductRates(RATES.product, known), other)
+    assert best.products == (ProductRates(RATES.product, (RATES.rates[0], fast, more)), other)
+    assert best.python_call_seconds == 2e-6
     assert replace(best, products=best.products[::-1]) == best
     assert CostProfile.from_json(best.to_json()) == best
     assert best.rates_of(Product.INT8) == other
@@ -146,3 +159,8 @@ def test_the_best_rates_of_two_profiles() -> None:
 def test_a_product_has_its_rates_once() -> None:
     with pytest.raises(OptionsError, match="twice"):
         replace(PINNED, products=(RATES, RATES))
+
+
+def test_rates_are_rounded_as_the_others_are() -> None:
+    assert RATES.rounded(lambda value: value + 1).rates[0] == RowRate(1, 101.0, 1.5)
+    assert ProductRates(Product.F32, (RowRate(1, 1.0),)).rounded(float).rates == (RowRate(1, 1.0),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qfuse.cost import Bits, ComputeKind, SizeRange, Work, linear_work, pointwise_work
+from qfuse.cost import Bits, ComputeKind, Product, SizeRange, Work, linear_work, pointwise_work
 from qfuse.ir.errors import OptionsError
 
 
@@ -19,6 +19,8 @@ def test_linear() -> None:
         writes=(3 * 5 * 2,),
         one_row_flops=2 * 8 * 5,
         kernel_calls=1,
+        product=Product.INT8_INT4,
+        columns=5,
     )
 
 

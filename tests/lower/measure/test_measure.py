@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,17 @@ from qfuse.cost.times import Times
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
 from qfuse.lower import FloatPolicy, Measurer, Wishes, lower
+from qfuse.lower.kernels.aten_int_mm import INT_MM
 from qfuse.lower.kernels.registry import all_kernels
+from qfuse.lower.measure.sample import Sample
 from qfuse.lower.measure.timer import interleaved_medians
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.quant import QuantizedLinear, per_tensor
+from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
 
 pytestmark = pytest.mark.own_kernels
 
@@ -49,12 +53,20 @@ class Stopwatch:
         return self.now
 
 
+PINNED = CostModel(CostProfile.pinned())
+
+
 def lowered(
-    program: NormalGraph, watch: Stopwatch, budget: float = 9.0, times: Times | None = None
+    program: NormalGraph,
+    watch: Stopwatch,
+    budget: float = 9.0,
+    times: Times | None = None,
+    cost: CostModel = PINNED,
+    isa: str = "avx2",
 ) -> LoweredGraph:
     measurer = Measurer(budget, watch, watch.clock)
     wishes = Wishes({}, FloatPolicy(), Times() if times is None else times, measurer)
-    target, cost = Target.for_testing(isa="avx2"), CostModel(CostProfile.pinned())
+    target = Target.for_testing(isa=isa)
     return lower(optimize(clone(program)), target, cost, all_kernels(kernels.load()), None, wishes)
 
 
@@ -96,6 +108,37 @@ def test_equal_products_are_measured_once_and_known_ones_never() -> None:
     assert all(event.measured for event in events(low))
     lowered(linears(rows=32), watch, times=times)
     assert len(watch.results) == 2
+
+
+@pytest.mark.parametrize(("compiled", "kernel_seconds"), [(True, 7e-5), (False, 1e-4)])
+def test_what_python_adds_is_no_part_of_a_compiled_call(
+    compiled: bool, kernel_seconds: float
+) -> None:
+    times = Times()
+    profile = replace(CostProfile.pinned(), python_call_seconds=3e-5)
+    lowered(linears(), Stopwatch(1e-4, 9e-4), times=times, cost=CostModel(profile, compiled))
+    (known,) = times.known.values()
+
+    # Python calls the functions of ATen as cheaply as any operator.
+    assert known == pytest.approx({W8A8: kernel_seconds, "float": 9e-4})
+
+
+def test_python_is_never_all_of_a_time() -> None:
+    assert Sample(list, own_calls=2).compiled_seconds(1e-6, 1e-3) == pytest.approx(0.25e-6)
+    assert Sample(list, own_calls=0).compiled_seconds(1e-6, 1e-3) == 1e-6
+
+
+def test_loops_behind_a_kernel_are_not_measured() -> None:
+    times, watch = Times(), Stopwatch(1e-4, 2e-4, 9e-4)
+    b = GraphBuilder()
+    scale = b.arg("scale", torch.float32, 512, 1)
+    q = b.call(ops.quantize, b.arg("x", torch.float32, 512, 256), scale, None, str(per_token(2)))
+    x = b.call(ops.dequantize, q, scale, None, str(per_token(2)))
+    lowered(b.done(QuantizedLinear(b, 256, 256).linear(x)), watch, times=times, isa="avx512_vnni")
+    (known,) = times.known.values()
+
+    kinds = dict(zip(known, (result.dtype for result in watch.results[0]), strict=True))
+    assert kinds == {W8A8: torch.float32, INT_MM: torch.int32, "float": torch.float32}
 
 
 class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -184,7 +227,9 @@ def test_medians_are_of_interleaved_calls() -> None:
 
 def _called(order: list[str], name: str) -> None:
     order.append(name)
-    time.sleep(2e-3)
+    begin = time.thread_time()
+    while time.thread_time() - begin < 2e-3:
+        pass
 
 
 def test_short_calls_are_timed_many_at_once() -> None:

@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from qfuse.cost import hint_of
+from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
@@ -29,6 +30,9 @@ _EVICTED_BYTES = 64 << 20
 
 # Smaller constants stay in a cache, as they may in a model.
 _MOST_COPIES = 128
+
+# Loops do these while they load or store.
+_MOVED = (aten._to_copy.default, aten.reshape.default)
 
 _Calls = Sequence[tuple[Node, Any, Any, dict[str, Any]]]
 
@@ -66,6 +70,9 @@ def kernel_sample(problem: ProductProblem, offer: Offer, context: LoweringContex
         offer.kernel.emit(problem, offer.claim, rw)
         made = [node for node in rw.journal.made if node.op == "call_function"]
         steps = [node for node in made if not _is_operand(node)]
+        # The loops behind a kernel are predicted: a compiler makes one of them.
+        while len(steps) > 1 and _is_loop(steps[-1]):
+            steps.pop()
         sources = dict.fromkeys(source for step in steps for source in step.all_input_nodes)
         known = {node: _operand(node) for node in sources if node not in steps}
         calls = [(node, node.target, node.args, dict(node.kwargs)) for node in steps]
@@ -129,6 +136,12 @@ def _bound(calls: _Calls, values: Mapping[Node, Any]) -> Callable[[], object]:
 def _is_operand(node: Node) -> bool:
     """Whether the result is given: compiled loops quantize and dequantize in front of a kernel."""
     return is_call(node, *ops.CANONICAL)
+
+
+def _is_loop(node: Node) -> bool:
+    """Whether a call becomes a part of a compiled loop."""
+    op = overload_of(node)
+    return op is not None and (torch.Tag.pointwise in op.tags or op in _MOVED)
 
 
 def _operand(node: Node) -> Any:
