@@ -53,6 +53,7 @@ class Machine:
             del area
             return ProductProbe(torch.float32, self.call, self.weight_bytes, depth)
 
+        monkeypatch.setattr(product_probes, "_AREA_BYTES", 8 << 20)
         probed, rounds = {Product.INT8: ProbedProduct(build)}, 0
 
         def counted() -> None:
@@ -78,7 +79,7 @@ def test_rates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.rate for one in found] == pytest.approx([one.rate for one in expected], rel=1e-3)
     assert [one.column_seconds for one in found] == pytest.approx([2e-9] * 4, rel=1e-2)
     # The deadline is over.
-    assert rounds == 3
+    assert rounds == 4
 
 
 def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +89,7 @@ def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
     pairs = list(zip(machine.used, machine.used[1:], strict=False))
     assert all(second[0] in {first[0] + first[1], 0} for first, second in pairs)
     # It begins again where less than a weight is left.
-    assert max(begin for begin, _ in machine.used) == (72 - 2) << 20
+    assert max(begin for begin, _ in machine.used) == (8 - 2) << 20
 
 
 def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:

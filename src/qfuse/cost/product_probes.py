@@ -49,7 +49,9 @@ _BYTE = 0x3C
 _SAMPLE_SECONDS = 0.5e-3
 _LONG_SECONDS = 20e-3
 _MOST_CALLS = 32
-_LEAST_ROUNDS, _ROUNDS = 3, 5
+# What takes longer warms its own caches.
+_WARM_SECONDS = 2e-3
+_LEAST_ROUNDS, _ROUNDS = 4, 5
 # At most this part of a time is taken for its call.
 _MOST_OVERHEAD = 0.75
 
@@ -129,7 +131,7 @@ class TimedProduct:
         self, probe: ProductProbe, x: torch.Tensor, area: WeightArea, clock: Clock
     ) -> None:
         self._probe, self._x, self._area, self._clock = probe, x, area, clock
-        self._calls, self.seconds = 1, math.inf
+        self._calls, self.seconds, self.first_seconds = 1, math.inf, math.inf
         # The first call allocates buffers.
         self.sample()
         self.seconds = math.inf
@@ -142,7 +144,7 @@ class TimedProduct:
     def sample(self) -> None:
         """Time some calls."""
         call, x = self._probe.call, self._x
-        if self._calls > 1:
+        if self.first_seconds < _WARM_SECONDS:
             # Other probes have evicted everything that a model keeps in a cache.
             call(x, self._area.following(self._probe.weight_bytes))
         numbers = [self._area.following(self._probe.weight_bytes) for _ in range(self._calls)]

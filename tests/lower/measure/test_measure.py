@@ -23,6 +23,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.lower import FloatPolicy, Measurer, Wishes, lower
 from qfuse.lower.kernels.aten_int_mm import INT_MM
 from qfuse.lower.kernels.registry import all_kernels
+from qfuse.lower.measure import timer
 from qfuse.lower.measure.sample import Sample
 from qfuse.lower.measure.timer import interleaved_medians
 from qfuse.optimize import optimize
@@ -230,6 +231,15 @@ def _called(order: list[str], name: str) -> None:
     begin = time.thread_time()
     while time.thread_time() - begin < 2e-3:
         pass
+
+
+def test_very_long_calls_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "_LONG_SECONDS", 1e-3)
+    order: list[str] = []
+    interleaved_medians([partial(_called, order, "long"), lambda: order.append("short")])
+
+    assert order.count("long") == 2 + 3
+    assert order.count("short") == 2 + 9 * 64
 
 
 def test_short_calls_are_timed_many_at_once() -> None:

@@ -13,6 +13,8 @@ Timer = Callable[[Sequence[Run]], "list[float]"]
 """Takes functions that compute the same; returns the seconds of a call of each."""
 
 _ROUNDS = 9
+# Of calls that take very long, fewer tell enough.
+_LONG_SECONDS, _LONG_ROUNDS = 0.1, 3
 # A sample has as many calls as take this long.
 _SAMPLE_SECONDS = 0.5e-3
 _MOST_CALLS = 64
@@ -28,8 +30,10 @@ def interleaved_medians(runs: Sequence[Run]) -> list[float]:
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     calls = [_calls_per_sample(run, clock) for run in runs]
     samples: list[list[float]] = [[] for _ in runs]
-    for _ in range(_ROUNDS):
+    for number in range(_ROUNDS):
         for run, count, taken in zip(runs, calls, samples, strict=True):
+            if number >= _LONG_ROUNDS and median(taken) > _LONG_SECONDS:
+                continue
             taken.append(_seconds(run, count, clock) / count)
     return [median(taken) for taken in samples]
 
