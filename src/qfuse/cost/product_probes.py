@@ -76,7 +76,7 @@ class WeightArea:
     def like(self, weight: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return tensors like a contiguous weight that fill the memory."""
         size = weight.nbytes
-        pieces = self.memory[: self.memory.nbytes // size * size].split(size)
+        pieces = torch.split(self.memory[: self.memory.nbytes // size * size], size)
         return [piece.view(weight.dtype).view(weight.shape) for piece in pieces]
 
     def far_from(
