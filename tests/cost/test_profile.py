@@ -133,8 +133,17 @@ def test_columns_take_time_beside_their_sums(rows: float, seconds: float) -> Non
     assert RATES.seconds(100.0, rows, 10) == pytest.approx(seconds)
 
 
-def test_few_rows_do_not_scale_with_threads() -> None:
-    assert RATES.times(2, 4).rates == (RowRate(1, 100.0, 0.5), RowRate(4, 400.0, 0.125))
+def test_threads_share_the_work_up_to_the_bandwidth_of_memory() -> None:
+    def rates(memory: float) -> tuple[RowRate, ...]:
+        return RATES.times(3, memory).rates
+
+    assert rates(1e9) == (RowRate(1, 300.0, 0.5 / 3), RowRate(4, 600.0, 0.25 / 3))
+    # Two operations for each byte in each row.
+    assert [one.rate for one in rates(70.0)] == [140.0, 560.0]
+    # One thread was seen to be faster.
+    assert [one.rate for one in rates(1.0)] == [100.0, 200.0]
+    half = ProductRates(Product.F32_INT4, (RowRate(1, 100.0),)).times(3, 70.0)
+    assert half.rates == (RowRate(1, 280.0),)
 
 
 def test_the_best_rates_of_two_profiles() -> None:

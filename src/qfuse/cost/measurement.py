@@ -34,8 +34,6 @@ _FIRST_ROUNDS = 3
 _MAX_ROUNDS = 7
 # On a quiet machine, the short region takes less than a tenth of this.
 _QUIET_SECONDS = 0.5e-3
-# From how many rows on a product scales with threads.
-_MANY_ROWS = 32
 # Threads with a core each run during a whole long region, or wait for others actively.
 _QUIET_SHARE = 0.9
 
@@ -90,12 +88,13 @@ class _Speeds:
     def times(self, threads: int, memory: float) -> _Speeds:
         """Extrapolate to a number of threads that together read ``memory`` B/s.
 
-        Large matmuls are limited by the cores and scale. A matmul with few rows is limited by
-        shared resources and does not.
+        Large matmuls are limited by the cores and scale. A matmul with one row is limited by shared
+        resources and does not; those with weights from memory scale up to its bandwidth.
         """
+        together = max(self.memory, memory)
         rates = {kind: (many * threads, one) for kind, (many, one) in self.rates.items()}
-        products = [one.times(threads, _MANY_ROWS) for one in self.products]
-        return _Speeds(max(self.memory, memory), rates, products, self.long)
+        products = [one.times(threads, together) for one in self.products]
+        return _Speeds(together, rates, products, self.long)
 
 
 def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:

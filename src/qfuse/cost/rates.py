@@ -76,12 +76,14 @@ class ProductRates:
             below, before = one.rows, time
         return before * rows / below
 
-    def times(self, threads: int, least_rows: int) -> ProductRates:
-        """Return the rates of one thread for several, where products scale with threads."""
+    def times(self, threads: int, memory: float) -> ProductRates:
+        """Return the rates of one thread for several, which read ``memory`` B/s of weights."""
+        weights_per_second = memory * 8 / self.product.weight_bits
 
         def scaled(one: RowRate) -> RowRate:
-            many = threads if one.rows >= least_rows else 1
-            return RowRate(one.rows, one.rate * many, one.column_seconds / many)
+            # Two operations for each weight in each row.
+            read = max(one.rate, 2 * one.rows * weights_per_second)
+            return RowRate(one.rows, min(one.rate * threads, read), one.column_seconds / threads)
 
         return replace(self, rates=tuple(map(scaled, self.rates)))
 

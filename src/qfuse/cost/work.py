@@ -42,6 +42,11 @@ class Product(StrEnum):
         """Return qfuse's or the float product of an arithmetic; ``None`` if none is measured."""
         return _PRODUCTS.get((kind, weight_bits))
 
+    @property
+    def weight_bits(self) -> int:
+        """Bits of a stored weight."""
+        return _BITS.get(self, 8)
+
 
 _PRODUCTS = {
     (ComputeKind.F32, 32): Product.F32,
@@ -53,6 +58,9 @@ _PRODUCTS = {
     (ComputeKind.INT8, 8): Product.INT8,
     (ComputeKind.INT8, 4): Product.INT8_INT4,
 }
+
+
+_BITS = {product: bits for (_, bits), product in _PRODUCTS.items()}
 
 
 @dataclass(frozen=True, slots=True)
