@@ -35,6 +35,7 @@ class Machine:
     seconds: Callable[[int, int], float]
     weight_bytes: int = 2 << 20
     now: float = 0.0
+    rounds: int = 0
     used: list[tuple[int, int]] = field(default_factory=list)
 
     def clock(self) -> float:
@@ -44,34 +45,31 @@ class Machine:
         self.used.append((number * self.weight_bytes, self.weight_bytes))
         self.now += self.seconds(*x.shape)
 
-    def rates(
-        self, monkeypatch: pytest.MonkeyPatch, overhead: float = 0.0
-    ) -> tuple[tuple[RowRate, ...], int]:
-        """Measure the product; return its rates, and how many rounds there were."""
+    def rates(self, monkeypatch: pytest.MonkeyPatch, overhead: float = 0.0) -> tuple[RowRate, ...]:
+        """Measure the product; return its rates."""
 
         def build(area: WeightArea, depth: int) -> ProductProbe:
             del area
             return ProductProbe(torch.float32, self.call, self.weight_bytes, depth)
 
         monkeypatch.setattr(product_probes, "_AREA_BYTES", 8 << 20)
-        probed, rounds = {Product.INT8: ProbedProduct(build)}, 0
+        probed = {Product.INT8: ProbedProduct(build)}
 
         def counted() -> None:
-            nonlocal rounds
-            rounds += 1
+            self.rounds += 1
 
         monkeypatch.setattr(product_probes, "probed_products", lambda _: probed)
         (found,) = product_rates(
             Target.for_testing(), self.clock, lambda _: overhead, between=counted, deadline=0.0
         )
-        return found.rates, rounds
+        return found.rates
 
 
 def test_rates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1 us for a call, 2 ns for each column, 1 us for every 64 steps of a row.
     machine = Machine(lambda rows, depth: 1e-6 + COLUMNS * 2e-9 + rows * depth / 64 * 1e-6)
 
-    found, rounds = machine.rates(monkeypatch, overhead=1e-6)
+    found = machine.rates(monkeypatch, overhead=1e-6)
 
     # 2048 operations in a step.
     expected = [RowRate(rows, 2 * COLUMNS * 64 / 1e-6, 2e-9) for rows in ROWS]
@@ -79,7 +77,7 @@ def test_rates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.rate for one in found] == pytest.approx([one.rate for one in expected], rel=1e-3)
     assert [one.column_seconds for one in found] == pytest.approx([2e-9] * 4, rel=1e-2)
     # The deadline is over.
-    assert rounds == 4
+    assert machine.rounds == 4
 
 
 def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,17 +91,25 @@ def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = 0
+    # Disturbed in all rounds but the third.
+    machine = Machine(lambda rows, depth: rows * depth * 1e-9 * (1 + (machine.rounds != 2)))
 
-    def disturbed(rows: int, depth: int) -> float:
-        nonlocal calls
-        calls += 1
-        # Two of three rounds, since there are four samples in each.
-        return rows * depth * 1e-6 * (1 + (calls % 3 > 0))
+    found = machine.rates(monkeypatch)
 
-    found, _ = Machine(disturbed).rates(monkeypatch)
+    assert [one.rate for one in found] == pytest.approx([2 * COLUMNS / 1e-9] * len(ROWS))
 
-    assert found[0].rate == pytest.approx(2 * COLUMNS / 1e-6)
+
+def test_long_calls_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    # 2 ms from long sums of four rows on.
+    machine = Machine(lambda rows, depth: rows * depth * 5e-7 / (1 + (machine.rounds == 2)))
+
+    found = machine.rates(monkeypatch)
+
+    quiet, disturbed = 2 * COLUMNS / 2.5e-7, 2 * COLUMNS / 5e-7
+    assert found[0].rate == pytest.approx(quiet)
+    assert found[1].seconds(2.0 * COLUMNS * DEPTHS[0], COLUMNS) == pytest.approx(
+        4 * 2 * COLUMNS * DEPTHS[0] / disturbed
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,7 @@ def test_what_noise_contradicts_is_the_rate_of_long_sums(
     long: float, short: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(lambda _, depth: long if depth == DEPTHS[0] else short)
-    found, _ = machine.rates(monkeypatch)
+    found = machine.rates(monkeypatch)
 
     assert found[0].rate == pytest.approx(2 * COLUMNS * DEPTHS[0] / long)
     assert found[0].column_seconds == 0.0
@@ -122,7 +128,7 @@ def test_what_noise_contradicts_is_the_rate_of_long_sums(
 def test_a_slow_product_is_measured_with_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda rows, depth: rows * depth * 1e-6)
 
-    found, _ = machine.rates(monkeypatch)
+    found = machine.rates(monkeypatch)
 
     assert [one.rows for one in found] == [1, 4]
 
@@ -130,7 +136,7 @@ def test_a_slow_product_is_measured_with_few_rows(monkeypatch: pytest.MonkeyPatc
 def test_the_overhead_of_a_call_is_never_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda rows, depth: rows * depth * 1e-9)
 
-    found, _ = machine.rates(monkeypatch, overhead=1.0)
+    found = machine.rates(monkeypatch, overhead=1.0)
 
     assert found[0].rate == pytest.approx(4 * 2 * COLUMNS / 1e-9)
 

@@ -46,11 +46,12 @@ _BYTE = 0x3C
 
 # A sample has as many calls as take this long. What would take longer than `_LONG_SECONDS` is not
 # measured, since more rows are as fast.
-_SAMPLE_SECONDS = 0.5e-3
-_LONG_SECONDS = 20e-3
+_SAMPLE_SECONDS = 0.3e-3
+_LONG_SECONDS = 10e-3
 _MOST_CALLS = 32
-# What takes longer warms its own caches.
+# What takes longer warms its own caches, and is disturbed less.
 _WARM_SECONDS = 2e-3
+_LONG_ROUNDS = 2
 _LEAST_ROUNDS, _ROUNDS = 4, 5
 # At most this part of a time is taken for its call.
 _MOST_OVERHEAD = 0.75
@@ -216,7 +217,8 @@ def product_rates(
         if number >= _LEAST_ROUNDS and time.perf_counter() > deadline:
             break
         for one in listed:
-            one.sample()
+            if number < _LONG_ROUNDS or one.seconds < _WARM_SECONDS:
+                one.sample()
         between()
     found = []
     for product, by_rows in timed.items():
