@@ -118,7 +118,7 @@ def test_a_profile_can_be_shown() -> None:
 
 
 # With 100 operations a row, 1 s with one row and 2 s with four; each column takes more.
-RATES = ProductRates(Product.F32_INT8, (RowRate(1, 100.0, 0.5), RowRate(4, 200.0, 0.25)))
+RATES = ProductRates(Product.F32_INT8, (RowRate(1, 100.0, 0.25), RowRate(4, 200.0, 0.5)))
 
 
 @pytest.mark.parametrize(
@@ -128,16 +128,23 @@ def test_times_between_the_measured_rows_are_interpolated(rows: float, seconds: 
     assert RATES.seconds(100.0, rows) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize(("rows", "seconds"), [(1, 6.0), (4, 4.5), (8, 9.0)])
+@pytest.mark.parametrize(("rows", "seconds"), [(1, 3.5), (4, 7.0), (8, 14.0)])
 def test_columns_take_time_beside_their_sums(rows: float, seconds: float) -> None:
     assert RATES.seconds(100.0, rows, 10) == pytest.approx(seconds)
+
+
+def test_fewer_rows_never_take_longer() -> None:
+    rates = (RowRate(1, 100.0), RowRate(4, 800.0), RowRate(32, 800.0))
+    seconds = [ProductRates(Product.INT8, rates).seconds(100.0, rows) for rows in (1, 2, 4, 32)]
+
+    assert seconds == pytest.approx([0.5, 0.5, 0.5, 4.0])
 
 
 def test_threads_share_the_work_up_to_the_bandwidth_of_memory() -> None:
     def rates(memory: float) -> tuple[RowRate, ...]:
         return RATES.times(3, memory).rates
 
-    assert rates(1e9) == (RowRate(1, 300.0, 0.5 / 3), RowRate(4, 600.0, 0.25 / 3))
+    assert rates(1e9) == (RowRate(1, 300.0, 0.25 / 3), RowRate(4, 600.0, 0.5 / 3))
     # Two operations for each byte in each row.
     assert [one.rate for one in rates(70.0)] == [140.0, 560.0]
     # One thread was seen to be faster.
@@ -171,5 +178,5 @@ def test_a_product_has_its_rates_once() -> None:
 
 
 def test_rates_are_rounded_as_the_others_are() -> None:
-    assert RATES.rounded(lambda value: value + 1).rates[0] == RowRate(1, 101.0, 1.5)
+    assert RATES.rounded(lambda value: value + 1).rates[0] == RowRate(1, 101.0, 1.25)
     assert ProductRates(Product.F32, (RowRate(1, 1.0),)).rounded(float).rates == (RowRate(1, 1.0),)

@@ -66,9 +66,12 @@ class ProductRates:
             rows: Rows of the left operand.
             columns: Columns of the result.
         """
+        times = [one.seconds(one_row, columns) for one in self.rates]
+        # Rows can be added that nobody asks for, so fewer never take longer.
+        for index in reversed(range(len(times) - 1)):
+            times[index] = min(times[index : index + 2])
         below, before = 0, 0.0
-        for one in self.rates:
-            time = one.seconds(one_row, columns)
+        for one, time in zip(self.rates, times, strict=True):
             if rows <= one.rows:
                 # Fewer rows than the first have to read the whole weight too.
                 part = (rows - below) / (one.rows - below) if below else 1.0
