@@ -141,7 +141,7 @@ def test_waiting_for_a_core_is_noticed() -> None:
         short = Probe(lambda: None, samples=[seconds])
         long.append(Probe(run, repeats=1))
         long[-1].sample()
-        return _Basics(short, short, (short, short), short, long[-1])
+        return _Basics(short, short, short, (short, short), short, long[-1])
 
     long: list[Probe] = []
     # One thread that runs is quiet for one thread, but not if two should have.

@@ -14,6 +14,10 @@ from qfuse.cost import (
     ComputeKind,
     CostModel,
     CostProfile,
+    Estimate,
+    Product,
+    ProductRates,
+    RowRate,
     SizeRange,
     Work,
     WorkRange,
@@ -63,6 +67,35 @@ def test_one_row_is_paid_at_its_own_rate() -> None:
 
     assert MODEL.estimate(one).compute == pytest.approx(10.0)
     assert MODEL.estimate(five).compute == pytest.approx(10.0 + 4.0)
+
+
+def test_measured_rates_of_a_product_replace_those_of_its_arithmetic() -> None:
+    rates = ProductRates(Product.F32_INT8, (RowRate(1, 50.0), RowRate(10, 400.0)))
+    model = CostModel(replace(PLAIN, products=(rates,)))
+
+    def computing(rows: int, weight_bits: int) -> float:
+        work = linear_work(rows, 10, 20, Bits(32, weight_bits, 32), ComputeKind.F32)
+        return model.estimate(work.hint).compute
+
+    # 400 operations a row: 8 s with one row, 10 s with ten.
+    assert [computing(rows, 8) for rows in (0, 1, 10, 20)] == pytest.approx([0, 8, 10, 20])
+    # Others run at 1000 a second, and at 100 in the first row.
+    assert [computing(rows, 16) for rows in (1, 11)] == pytest.approx([4, 8])
+    assert model.estimate(Work(flops=8_000, kind=ComputeKind.F32)).compute == 8
+
+
+def test_measured_rates_are_those_of_weights_from_memory() -> None:
+    rates = ProductRates(Product.INT8, (RowRate(1, 50.0, 0.5),))
+    model = CostModel(replace(PLAIN, products=(rates,)))
+    work = Work(400, ComputeKind.INT8, 300, (10,), (20,), 400, 0, product=Product.INT8, columns=4)
+
+    # 8 s for the sums and 2 s for the columns. The weight alone would take longer by itself.
+    assert model.estimate(work) == Estimate(compute=10.0, memory=10.0, calls=0.0)
+    assert model.explain(work).startswith("memory bound: 300 B at 31 B/s + 30 B in cache")
+    assert model.estimate(replace(work, product=None)).memory > 10.0
+    # Much else is not in the measured time.
+    assert model.estimate(replace(work, reads=(10**6,))).memory > 1000.0
+    assert model.estimate(replace(work, flops=0, one_row_flops=0)).memory > 10.0
 
 
 def test_one_row_is_never_faster_than_many() -> None:

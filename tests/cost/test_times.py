@@ -30,7 +30,7 @@ def test_other_kernels_and_machines_have_their_own(tmp_path: Path) -> None:
     assert load_times(replace(TARGET, threads=TARGET.threads + 1), "k", tmp_path).known == {}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "key": {}, "times": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2, "key": {}, "times": {}}'])
 def test_damaged_times_are_not_used(
     tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

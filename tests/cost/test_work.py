@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qfuse.cost import Bits, ComputeKind, SizeRange, Work, linear_work, pointwise_work
+from qfuse.cost import Bits, ComputeKind, Product, SizeRange, Work, linear_work, pointwise_work
 from qfuse.ir.errors import OptionsError
 
 
@@ -19,6 +19,8 @@ def test_linear() -> None:
         writes=(3 * 5 * 2,),
         one_row_flops=2 * 8 * 5,
         kernel_calls=1,
+        product=Product.INT8_INT4,
+        columns=5,
     )
 
 
@@ -69,3 +71,12 @@ def test_more_to_move_and_other_calls() -> None:
 def test_impossible_work_is_refused(fields: dict[str, float]) -> None:
     with pytest.raises(OptionsError):
         Work(**fields)  # type: ignore[arg-type]
+
+
+def test_products_know_their_weights() -> None:
+    bits = {product: product.weight_bits for product in Product}
+
+    assert {p for p, n in bits.items() if n == 4} == {p for p in Product if "int4" in p}
+    assert {p for p, n in bits.items() if n > 8} == {Product.F32, Product.BF16}
+    assert Product.of(ComputeKind.BF16, 16) is Product.BF16
+    assert Product.of(ComputeKind.INT8, 32) is Product.of(ComputeKind.NONE, 8) is None

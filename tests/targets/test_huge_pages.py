@@ -90,3 +90,16 @@ def test_the_administrator_may_forbid_them(tmp_path: Path, content: str | None) 
         setting.write_text(content)
     tensor = torch.ones(1 << 20)
     assert HugePages(setting).place(tensor) is tensor
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(9), torch.arange(1 << 18).view(512, 512).t(), torch.arange(1 << 18)],
+    ids=["small", "strided", "plain"],
+)
+def test_any_tensor_can_be_copied(pages: HugePages, tensor: torch.Tensor) -> None:
+    copied = pages.copy(tensor)
+
+    assert copied.data_ptr() != tensor.data_ptr()
+    assert copied.stride() == tensor.stride()
+    assert torch.equal(copied, tensor)

@@ -8,8 +8,10 @@ much predictions are wrong, and how often the one that is chosen is nearly the f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
 import torch
@@ -18,6 +20,7 @@ from rich.table import Table
 
 from qfuse import kernels
 from qfuse.cli.errors import exit_on_error
+from qfuse.cli.options import options_of
 from qfuse.cost import CostModel, CostProfile, measure
 from qfuse.cost.times import Times
 from qfuse.ir.errors import OptionsError
@@ -32,15 +35,47 @@ from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel, per_token, stored_like
+from qfuse_bench.harness.machine import BackgroundLoad, Setting
+from qfuse_bench.harness.progress import Watch, watching
+from qfuse_bench.report.markdown import write_section
 
 CLOSE = 1.05
 """A choice is good if it takes at most this many times what the fastest one takes."""
+
+MOST_ERROR = 0.15
+"""The aim: the median error of predicted times."""
+
+LEAST_CLOSE = 0.95
+"""The aim: the part of the choices that are good."""
+
+_SECTION = "predictions"
 
 _ROWS, _SIZES = (1, 4, 32, 128, 512), ((384, 1536), (1024, 1024), (1024, 4096), (4096, 4096))
 _QUICK_ROWS, _QUICK_SIZES = (1, 32, 256), ((384, 1536), (1024, 1024))
 _GROUP = 32
 # What a whole grid may take; a cell takes well below a second.
 _SECONDS = 3600.0
+# On a busy machine, as often as compilations would measure it.
+_MOST_PROFILES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOptions:
+    """What to measure.
+
+    Attributes:
+        quick: Whether to take a part of the grid.
+        isa: Instruction sets of the kernels; none for those of the machine.
+        page: A page with a section to write the tables into.
+    """
+
+    quick: bool = field(default=False, metadata={"help": "a part of the grid"})
+    isa: tuple[str, ...] = field(
+        default=(), metadata={"help": "an instruction set of the kernels [all of the machine]"}
+    )
+    page: Path | None = field(
+        default=None, metadata={"help": "a Markdown page to write the tables into"}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +133,81 @@ class Prediction:
         return taken is not None and taken <= CLOSE * min(self.measured.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What some cells come to.
+
+    Attributes:
+        recipe: Their recipe, or ``all``.
+        cells: Their number.
+        error: The median error of all predictions.
+        float_error: That of the float products.
+        close: How many choices are nearly the fastest.
+    """
+
+    recipe: str
+    cells: int
+    error: float
+    float_error: float
+    close: int
+
+    @classmethod
+    def of(cls, recipe: str, cells: Sequence[Prediction]) -> Summary:
+        """Summarize the cells."""
+        errors = [error for cell in cells for error in cell.errors]
+        floats = [
+            abs(c.predicted[FLOAT] / c.measured[FLOAT] - 1) for c in cells if FLOAT in c.measured
+        ]
+        close = sum(cell.is_close for cell in cells)
+        return cls(recipe, len(cells), median(errors), median(floats), close)
+
+    @property
+    def close_share(self) -> float:
+        """The part of the choices that are nearly the fastest."""
+        return self.close / self.cells
+
+    @property
+    def verdict(self) -> str:
+        """Both aims, and whether they are met."""
+        error = f"median error {self.error:.0%}, the aim is at most {MOST_ERROR:.0%}"
+        close = f"choices within 5 % {self.close_share:.0%}, the aim is at least {LEAST_CLOSE:.0%}"
+        return (
+            f"{error}: {_met(self.error <= MOST_ERROR)}; "
+            f"{close}: {_met(self.close_share >= LEAST_CLOSE)}"
+        )
+
+
+def _met(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+@dataclass(frozen=True, slots=True)
+class PathResult:
+    """The predictions with one instruction set of the kernels.
+
+    Attributes:
+        isa: The instruction set.
+        profile: The speeds that predictions are made from.
+        cells: All cells.
+    """
+
+    isa: str
+    profile: CostProfile
+    cells: tuple[Prediction, ...]
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """Return that of every recipe, and of all cells."""
+        recipes = dict.fromkeys(cell.recipe for cell in self.cells)
+        parts = {name: [c for c in self.cells if c.recipe == name] for name in recipes}
+        return [Summary.of(name, some) for name, some in (parts | {"all": self.cells}).items()]
+
+    @property
+    def misses(self) -> list[str]:
+        """Return a line per choice that is not nearly the fastest."""
+        return [_miss_text(cell) for cell in self.cells if not cell.is_close]
+
+
 def linear_graph(recipe: Recipe, rows: int, size: tuple[int, int]) -> NormalGraph:
     """Return a graph with one linear."""
     depth, columns = size
@@ -133,60 +243,72 @@ def predict(
     return Prediction(recipe.name, rows, size, measurer.predicted, measured, chosen.kernel)
 
 
+def run_predictions(options: PredictionOptions, console: Console) -> list[PathResult]:
+    """Measure, show tables, and write what was asked for."""
+    library = kernels.load()
+    if not library.available:
+        raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
+    rows, sizes = (_QUICK_ROWS, _QUICK_SIZES) if options.quick else (_ROWS, _SIZES)
+    paths = options.isa or library.instruction_sets
+    found, load = [], BackgroundLoad()
+    with watching(console, len(paths) * len(RECIPES) * len(sizes) * len(rows)) as watch:
+        for name in paths:
+            with kernels.instruction_set(name):
+                profile = _profile()
+                cells = tuple(predictions(rows, sizes, profile, watch, name))
+            found.append(PathResult(name, profile, cells))
+    for path in found:
+        console.print(prediction_table(path))
+        for line in (path.summaries[-1].verdict, *path.misses):
+            console.print(f"  {line}", style="dim", highlight=False)
+    if options.page is not None:
+        setting = Setting.here(torch.get_num_threads())
+        write_section(options.page, _SECTION, setting=setting, paths=found, others=load.share())
+    return found
+
+
+def _profile() -> CostProfile:
+    """Measure the machine, again if it is busy; return the best speeds."""
+    target = Target.detect(extensions=False)
+    profile = measure(target)
+    for _ in range(_MOST_PROFILES - 1):
+        if profile.quiet:
+            break
+        again = measure(target)
+        profile = again if again.quiet else profile.best_of(again)
+    return profile
+
+
 def predictions(
-    rows: Sequence[int], sizes: Sequence[tuple[int, int]], profile: CostProfile
+    rows: Sequence[int],
+    sizes: Sequence[tuple[int, int]],
+    profile: CostProfile,
+    watch: Watch,
+    isa: str,
 ) -> Iterator[Prediction]:
     """Yield every cell of a grid."""
     for recipe in RECIPES:
         for size in sizes:
+            watch.say(f"{isa}: {recipe.name}, {size[0]} x {size[1]}")
             for count in rows:
                 yield predict(recipe, count, size, profile, Measurer(_SECONDS, close=None))
+                watch.advance()
 
 
-def prediction_table(isa: str, cells: Sequence[Prediction]) -> Table:
+def prediction_table(path: PathResult) -> Table:
     """Return the errors and the choices of every recipe, and of all."""
-    table = Table(title=f"Cost model, {isa}", title_justify="left")
+    table = Table(title=f"Cost model, {path.isa}", title_justify="left")
     for name in ("recipe", "cells", "median error", "error of float", "choice within 5 %"):
         table.add_column(name, justify="left" if name == "recipe" else "right")
-    for name in (*dict.fromkeys(cell.recipe for cell in cells), "all"):
-        some = [cell for cell in cells if name in {"all", cell.recipe}]
-        errors = [error for cell in some for error in cell.errors]
-        floats = [
-            abs(c.predicted[FLOAT] / c.measured[FLOAT] - 1) for c in some if FLOAT in c.measured
-        ]
-        close = sum(cell.is_close for cell in some)
+    for one in path.summaries:
         table.add_row(
-            name,
-            str(len(some)),
-            f"{median(errors):.0%}",
-            f"{median(floats):.0%}",
-            f"{close} ({close / len(some):.0%})",
+            one.recipe,
+            str(one.cells),
+            f"{one.error:.0%}",
+            f"{one.float_error:.0%}",
+            f"{one.close} ({one.close_share:.0%})",
         )
     return table
-
-
-@click.command()
-@click.option("--quick", is_flag=True, help="a part of the grid, in about a minute per path")
-@click.option("--isa", multiple=True, help="an instruction set of the kernels [all of the machine]")
-def main(quick: bool, isa: tuple[str, ...]) -> None:
-    """Compare predicted with measured times of qfuse's kernels and of the float form."""
-    with exit_on_error():
-        library = kernels.load()
-        if not library.available:
-            raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
-        for name in isa or library.instruction_sets:
-            with kernels.instruction_set(name):
-                _show(name, Console(), quick=quick)
-
-
-def _show(isa: str, console: Console, *, quick: bool) -> None:
-    rows, sizes = (_QUICK_ROWS, _QUICK_SIZES) if quick else (_ROWS, _SIZES)
-    profile = measure(Target.detect(extensions=False))
-    cells = list(predictions(rows, sizes, profile))
-    console.print(prediction_table(isa, cells))
-    for cell in cells:
-        if not cell.is_close:
-            console.print(_miss_text(cell), style="dim", highlight=False)
 
 
 def _miss_text(cell: Prediction) -> str:
@@ -195,7 +317,15 @@ def _miss_text(cell: Prediction) -> str:
         f"{name} {cell.predicted.get(name, 0) * 1e6:.0f} -> {seconds * 1e6:.0f} us"
         for name, seconds in sorted(cell.measured.items(), key=lambda one: one[1])
     )
-    return f"  {cell.recipe} {sizes}: {cell.chosen} chosen; predicted -> measured: {times}"
+    return f"{cell.recipe} {sizes}: {cell.chosen} chosen; predicted -> measured: {times}"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options_of(PredictionOptions)
+def main(**given: Any) -> None:
+    """Compare predicted with measured times of qfuse's kernels and of the float form."""
+    with exit_on_error():
+        run_predictions(PredictionOptions(**given), Console())
 
 
 if __name__ == "__main__":

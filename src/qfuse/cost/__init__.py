@@ -7,10 +7,12 @@ import typing as _typing
 
 from qfuse.cost.model import Bound, Comparison, CostModel, Estimate, Workload
 from qfuse.cost.profile import CostProfile
+from qfuse.cost.rates import ProductRates, RowRate
 from qfuse.cost.sizes import AtPoints, SizeOrRange, SizeRange, at_points
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
+    Product,
     Work,
     WorkRange,
     linear_work,
@@ -33,6 +35,9 @@ __all__ = [
     "CostModel",
     "CostProfile",
     "Estimate",
+    "Product",
+    "ProductRates",
+    "RowRate",
     "SizeOrRange",
     "SizeRange",
     "Work",

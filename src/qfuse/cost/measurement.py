@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from qfuse.cost import _torch_api, probes
+from qfuse.cost.product_probes import ProbedProduct, product_rates
 from qfuse.cost.profile import CostProfile
+from qfuse.cost.rates import ProductRates
 from qfuse.cost.work import ComputeKind
 from qfuse.targets import Target, limited_threads
 
@@ -42,13 +44,15 @@ class _Basics:
 
     call: probes.Probe
     library_call: probes.Probe
+    own_call: probes.Probe
     regions: tuple[probes.Probe, probes.Probe]
     cache: probes.Probe
     memory: probes.Probe
 
     def __iter__(self) -> Iterator[probes.Probe]:
         first, second = self.regions
-        yield from (self.call, self.library_call, first, self.cache, self.memory, second)
+        yield from (self.call, self.library_call, self.own_call)
+        yield from (first, self.cache, self.memory, second)
 
     def quiet(self, long: Iterable[probes.Probe], threads: int) -> bool:
         """Whether the cores were free of other load, judged by the short and some long regions."""
@@ -58,6 +62,12 @@ class _Basics:
         passed = sum(sum(probe.samples) for probe in long)
         return median(regions) < _QUIET_SECONDS and run > _QUIET_SHARE * threads * passed
 
+    def seconds_per_call(self, probed: ProbedProduct) -> float:
+        """Return the overhead of a call of a product's kernels."""
+        if probed.own:
+            return 1 / self.own_call.rate()
+        return 1 / (self.library_call if probed.library else self.call).rate()
+
 
 @dataclass(frozen=True, slots=True)
 class _Speeds:
@@ -66,21 +76,25 @@ class _Speeds:
     Attributes:
         memory: Bytes per second.
         rates: Operations per second of each arithmetic, with many rows and with one.
+        products: Those of products by number of rows, with weights in memory.
         long: The probes whose regions are long.
     """
 
     memory: float
     rates: dict[ComputeKind, tuple[float, float]]
+    products: list[ProductRates]
     long: list[probes.Probe]
 
     def times(self, threads: int, memory: float) -> _Speeds:
         """Extrapolate to a number of threads that together read ``memory`` B/s.
 
         Large matmuls are limited by the cores and scale. A matmul with one row is limited by shared
-        resources and does not.
+        resources and does not; those with weights from memory scale up to its bandwidth.
         """
+        together = max(self.memory, memory)
         rates = {kind: (many * threads, one) for kind, (many, one) in self.rates.items()}
-        return _Speeds(max(self.memory, memory), rates, self.long)
+        products = [one.times(threads, together) for one in self.products]
+        return _Speeds(together, rates, products, self.long)
 
 
 def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
@@ -118,10 +132,12 @@ def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
 
 def _basics(target: Target) -> _Basics:
     library = target.mkldnn_enabled and target.has_kernel("onednn::qlinear_pointwise")
+    own = bool(_torch_api.kernels_in_use())
     return _Basics(
         call=probes.call_probe(),
         # Too small to be split among threads.
         library_call=probes.call_probe(_torch_api.int8_linear(1, 64, 32) if library else None),
+        own_call=probes.call_probe(_torch_api.own_int8_linear(1, 64, 32) if own else None),
         regions=(probes.region_probe(), probes.region_probe()),
         cache=probes.cache_probe(target),
         memory=probes.memory_probe(target, time.perf_counter),
@@ -147,7 +163,7 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
     _sample([*listed, *([] if alone else basics.regions)], _MAX_ROUNDS, deadline)
     # The cost of a call is a term of its own in the model, so the rates exclude it.
     call, library_call = 1 / basics.call.rate(), 1 / basics.library_call.rate()
-    int8_call = call if _torch_api.kernels_in_use() else library_call
+    int8_call = 1 / basics.own_call.rate() if _torch_api.kernels_in_use() else library_call
     rates = {
         kind: _product_rates(
             product, int8_call if kind is ComputeKind.INT8 else call, memory.rate()
@@ -155,7 +171,15 @@ def _speeds(target: Target, basics: _Basics, deadline: float, *, alone: bool) ->
         for kind, product in products.items()
     }
     long = [memory, *(product.many_rows for product in products.values())]
-    return _Speeds(memory.rate(), rates, long)
+    found = product_rates(
+        target,
+        clock,
+        basics.seconds_per_call,
+        # The machine has to stay quiet meanwhile too.
+        between=lambda: _sample([] if alone else basics.regions, _MAX_ROUNDS),
+        deadline=deadline,
+    )
+    return _Speeds(memory.rate(), rates, found, long)
 
 
 def _profile(
@@ -184,6 +208,8 @@ def _profile(
         library_call_seconds=_rounded(1 / basics.library_call.rate()),
         quiet=quiet,
         measured_seconds=_rounded(time.perf_counter() - start),
+        products=tuple(one.rounded(_rounded) for one in speeds.products),
+        python_call_seconds=_rounded(max(1 / basics.own_call.rate(), call) - call),
     )
 
 
@@ -203,4 +229,6 @@ def _product_rates(product: probes.Products, call: float, memory: float) -> tupl
 
 def _rounded(value: float) -> float:
     """Round to three significant digits, since more would be noise."""
+    if not value:
+        return value
     return round(value, 2 - math.floor(math.log10(value)))

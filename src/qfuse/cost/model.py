@@ -150,6 +150,10 @@ class CostModel:
                 assert_never(never)
 
     def _compute(self, work: Work) -> float:
+        measured = self.profile.rates_of(work.product)
+        if measured is not None and work.one_row_flops:
+            rows = work.flops / work.one_row_flops
+            return measured.seconds(work.one_row_flops, rows, work.columns)
         # The first row loads and rearranges the weights for all rows, so it has its own rate; with
         # one row only, the estimate is exactly that rate.
         many_rows, one_row = self._rates(work.kind)
@@ -158,7 +162,13 @@ class CostModel:
 
     def _memory(self, work: Work) -> float:
         cold, cached = self._traffic(work)
-        return cold / self.profile.memory_bandwidth + cached / self.profile.cache_bandwidth
+        bandwidth = self.profile.memory_bandwidth
+        whole = cold / bandwidth + cached / self.profile.cache_bandwidth
+        if self.profile.rates_of(work.product) is None or not work.one_row_flops:
+            return whole
+        # The measured rates are those of weights from memory.
+        others = whole - work.weight_bytes / bandwidth
+        return min(whole, max(self._compute(work), others))
 
     def _traffic(self, work: Work) -> tuple[float, float]:
         """Return the bytes moved from or to memory, and those that stay in the cache."""
@@ -179,10 +189,12 @@ class CostModel:
         cold, cached = self._traffic(work)
         parts = []
         if cold or not cached:
-            parts.append(f"{bytes_text(cold)} at {rate_text(self.profile.memory_bandwidth)}")
+            seconds = self._memory(work) - cached / self.profile.cache_bandwidth
+            bandwidth = cold / seconds if seconds else self.profile.memory_bandwidth
+            parts.append(f"{bytes_text(cold)} at {rate_text(bandwidth)}")
         if cached:
-            bandwidth = rate_text(self.profile.cache_bandwidth)
-            parts.append(f"{bytes_text(cached)} in cache at {bandwidth}")
+            inside = rate_text(self.profile.cache_bandwidth)
+            parts.append(f"{bytes_text(cached)} in cache at {inside}")
         return " + ".join(parts)
 
 

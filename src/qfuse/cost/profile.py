@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from qfuse.cost.rates import ProductRates, RowRate, best_rates, rates_as_json, rates_from_json
+from qfuse.cost.work import Product
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.units import bytes_text, rate_text, seconds_text
 
@@ -30,9 +33,12 @@ class CostProfile:
         int8_ops_one_row: The same for a matmul with one row.
         call_seconds: Overhead of an operator call.
         library_call_seconds: The same for an operator that sets up a oneDNN primitive.
+        python_call_seconds: What a call of a kernel of qfuse from Python takes more than a trivial
+            operator. It is no part of predictions, since compiled graphs call kernels directly.
         quiet: Whether the machine was free of other load while measuring. If ``False``, the rates
             are extrapolated from one thread.
         measured_seconds: Duration of the measurement; 0 for a profile that was not measured.
+        products: Rates by number of rows, which replace the ones above for these products.
     """
 
     machine: str
@@ -50,12 +56,25 @@ class CostProfile:
     library_call_seconds: float
     quiet: bool
     measured_seconds: float
+    products: tuple[ProductRates, ...] = ()
+    python_call_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in (*_RATES, *_PRICES, "cache_bytes"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise OptionsError(f"{name} of a cost profile must be positive, not {value!r}")
+        if not (math.isfinite(self.python_call_seconds) and self.python_call_seconds >= 0):
+            raise OptionsError("python_call_seconds of a cost profile must not be negative")
+        if len({one.product for one in self.products}) != len(self.products):
+            raise OptionsError("a cost profile has rates of one product twice")
+        # In one order, so that profiles with the same rates are equal.
+        ordered = tuple(sorted(self.products, key=lambda one: one.product))
+        object.__setattr__(self, "products", ordered)
+
+    def rates_of(self, product: Product | None) -> ProductRates | None:
+        """Return the rates of a product; ``None`` if they were not measured."""
+        return next((one for one in self.products if one.product is product), None)
 
     @classmethod
     def pinned(cls) -> CostProfile:
@@ -80,6 +99,11 @@ class CostProfile:
             library_call_seconds=20e-6,
             quiet=True,
             measured_seconds=0.0,
+            # Its rows share no loads.
+            products=(
+                ProductRates(Product.ATEN_F32_INT8, (RowRate(1, 12e9),)),
+                ProductRates(Product.ATEN_BF16_INT8, (RowRate(1, 12e9),)),
+            ),
         )
 
     def best_of(self, other: CostProfile) -> CostProfile:
@@ -93,6 +117,8 @@ class CostProfile:
         best: dict[str, Any] = asdict(self)
         best.update({name: max(getattr(self, name), getattr(other, name)) for name in _RATES})
         best.update({name: min(getattr(self, name), getattr(other, name)) for name in _PRICES})
+        best["python_call_seconds"] = min(self.python_call_seconds, other.python_call_seconds)
+        best["products"] = best_rates(self.products, other.products)
         best["quiet"] = self.quiet and other.quiet
         return CostProfile(**best)
 
@@ -105,10 +131,15 @@ class CostProfile:
             ("f32", _rates_text(self.f32_flops, self.f32_flops_one_row)),
             ("bf16", _rates_text(self.bf16_flops, self.bf16_flops_one_row)),
             ("int8", _rates_text(self.int8_ops, self.int8_ops_one_row)),
+            *((f"{one.product}, weights in memory", str(one)) for one in self._shown()),
             ("operator call", seconds_text(self.call_seconds)),
             ("oneDNN call", seconds_text(self.library_call_seconds)),
             ("measured", self._measured_text()),
         ]
+
+    def _shown(self) -> Iterable[ProductRates]:
+        """Yield the rates of qfuse's kernels and of float products."""
+        return (one for one in self.products if not one.product.startswith("aten."))
 
     def _measured_text(self) -> str:
         if not self.measured_seconds:
@@ -118,7 +149,7 @@ class CostProfile:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        return asdict(self)
+        return asdict(self) | {"products": rates_as_json(self.products)}
 
     def to_json(self) -> str:
         """Serialize for :meth:`from_json`."""
@@ -147,7 +178,10 @@ class CostProfile:
         names = {field.name: str(field.type) for field in fields(cls)}
         if not isinstance(data, dict) or set(data) != set(names):
             raise OptionsError("this is not a cost profile: its fields differ")
+        data = data | {"products": rates_from_json(data["products"])}
         for name, kind in names.items():
+            if name == "products":
+                continue
             # By exact type, since a bool is an int in Python.
             if type(data[name]).__name__ not in ({"int", "float"} if kind == "float" else {kind}):
                 raise OptionsError(f"{name} of a cost profile must be {kind}, not {data[name]!r}")

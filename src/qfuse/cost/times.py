@@ -19,7 +19,8 @@ from qfuse.targets import Target, cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1
+# Of the other format, times were those of calls from Python.
+_FORMAT = 2
 _LOCK_SECONDS = 30
 
 Seconds = Mapping[str, float]

@@ -19,6 +19,50 @@ class ComputeKind(StrEnum):
     INT8 = "int8"
 
 
+class Product(StrEnum):
+    """Kernels of products with a constant weight, whose times are measured.
+
+    The arithmetic, then the stored weight where it is another one.
+    """
+
+    F32 = "f32"
+    F32_INT8 = "f32 x int8"
+    F32_INT4 = "f32 x int4"
+    BF16 = "bf16"
+    BF16_INT8 = "bf16 x int8"
+    BF16_INT4 = "bf16 x int4"
+    INT8 = "int8"
+    INT8_INT4 = "int8 x int4"
+    ATEN_INT8 = "aten._int_mm"
+    ATEN_F32_INT8 = "aten._weight_int8pack_mm in f32"
+    ATEN_BF16_INT8 = "aten._weight_int8pack_mm in bf16"
+
+    @classmethod
+    def of(cls, kind: ComputeKind, weight_bits: int) -> Product | None:
+        """Return qfuse's or the float product of an arithmetic; ``None`` if none is measured."""
+        return _PRODUCTS.get((kind, weight_bits))
+
+    @property
+    def weight_bits(self) -> int:
+        """Bits of a stored weight."""
+        return _BITS.get(self, 8)
+
+
+_PRODUCTS = {
+    (ComputeKind.F32, 32): Product.F32,
+    (ComputeKind.F32, 8): Product.F32_INT8,
+    (ComputeKind.F32, 4): Product.F32_INT4,
+    (ComputeKind.BF16, 16): Product.BF16,
+    (ComputeKind.BF16, 8): Product.BF16_INT8,
+    (ComputeKind.BF16, 4): Product.BF16_INT4,
+    (ComputeKind.INT8, 8): Product.INT8,
+    (ComputeKind.INT8, 4): Product.INT8_INT4,
+}
+
+
+_BITS = {product: bits for (_, bits), product in _PRODUCTS.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """The operations and bytes of one or several kernel calls of one kind.
@@ -34,6 +78,8 @@ class Work:
             reuses weights across rows runs it at the rate of one row.
         kernel_calls: Number of operator calls.
         library_calls: Those of them that set up a oneDNN primitive on each call.
+        product: The kernels that run at measured rates, if the profile has them.
+        columns: Columns of the result of a product, which such rates need.
     """
 
     flops: float = 0.0
@@ -44,10 +90,12 @@ class Work:
     one_row_flops: float = 0.0
     kernel_calls: int = 1
     library_calls: int = 0
+    product: Product | None = None
+    columns: float = 0.0
 
     def __post_init__(self) -> None:
         amounts = (self.flops, self.weight_bytes, *self.reads, *self.writes, self.one_row_flops)
-        if min(*amounts, self.kernel_calls, self.library_calls) < 0:
+        if min(*amounts, self.kernel_calls, self.library_calls, self.columns) < 0:
             raise OptionsError(f"work cannot be negative: {self}")
         # The model subtracts the parts from the whole, and could return negative times.
         if self.one_row_flops > self.flops or self.library_calls > self.kernel_calls:
@@ -86,7 +134,12 @@ class Bits:
 
 
 def linear_work(
-    m: SizeOrRange, k: SizeOrRange, n: SizeOrRange, bits: Bits, kind: ComputeKind
+    m: SizeOrRange,
+    k: SizeOrRange,
+    n: SizeOrRange,
+    bits: Bits,
+    kind: ComputeKind,
+    product: Product | None = None,
 ) -> WorkRange:
     """Return the work of ``x[m, k] @ weight[n, k].T`` in one call.
 
@@ -98,7 +151,9 @@ def linear_work(
         n: Length of the output axis.
         bits: Stored widths of the three tensors.
         kind: The arithmetic: ``F32`` or ``BF16`` for a weight-only kernel that unpacks first.
+        product: The kernels that run it; by default those of the arithmetic and the weight.
     """
+    product = product or Product.of(kind, bits.weight)
 
     def build(rows: int, depth: int, columns: int) -> Work:
         return Work(
@@ -110,6 +165,8 @@ def linear_work(
             writes=(rows * columns * bits.out / 8,),
             # No rows have no first row.
             one_row_flops=2.0 * min(rows, 1) * depth * columns,
+            product=product,
+            columns=columns,
         )
 
     return at_points(build, m, k, n)

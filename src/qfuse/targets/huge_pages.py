@@ -58,6 +58,11 @@ class HugePages:
         self._used += -(-amount // _ALIGNMENT) * _ALIGNMENT
         return flat.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of any tensor, in huge pages where it can be placed there."""
+        placed = self.place(tensor)
+        return tensor.clone() if placed is tensor else placed
+
     def _open(self, amount: int) -> None:
         size = -(-max(amount, _AREA_BYTES) // _HUGE) * _HUGE
         self._area = _reserve(size + _HUGE)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.lower.floats.test_choose import W8A8, events, linears, same_values
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qfuse import kernels
 from qfuse.cost import CostModel, CostProfile
@@ -15,14 +19,18 @@ from qfuse.cost.times import Times
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph, NormalGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.ops import library as ops
 from qfuse.lower import FloatPolicy, Measurer, Wishes, lower
+from qfuse.lower.kernels.aten_int_mm import INT_MM
 from qfuse.lower.kernels.registry import all_kernels
+from qfuse.lower.measure import timer
+from qfuse.lower.measure.sample import Sample
 from qfuse.lower.measure.timer import interleaved_medians
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.quant import QuantizedLinear, per_tensor
+from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
 
 pytestmark = pytest.mark.own_kernels
 
@@ -46,12 +54,20 @@ class Stopwatch:
         return self.now
 
 
+PINNED = CostModel(CostProfile.pinned())
+
+
 def lowered(
-    program: NormalGraph, watch: Stopwatch, budget: float = 9.0, times: Times | None = None
+    program: NormalGraph,
+    watch: Stopwatch,
+    budget: float = 9.0,
+    times: Times | None = None,
+    cost: CostModel = PINNED,
+    isa: str = "avx2",
 ) -> LoweredGraph:
     measurer = Measurer(budget, watch, watch.clock)
     wishes = Wishes({}, FloatPolicy(), Times() if times is None else times, measurer)
-    target, cost = Target.for_testing(isa="avx2"), CostModel(CostProfile.pinned())
+    target = Target.for_testing(isa=isa)
     return lower(optimize(clone(program)), target, cost, all_kernels(kernels.load()), None, wishes)
 
 
@@ -93,6 +109,72 @@ def test_equal_products_are_measured_once_and_known_ones_never() -> None:
     assert all(event.measured for event in events(low))
     lowered(linears(rows=32), watch, times=times)
     assert len(watch.results) == 2
+
+
+@pytest.mark.parametrize(("compiled", "kernel_seconds"), [(True, 7e-5), (False, 1e-4)])
+def test_what_python_adds_is_no_part_of_a_compiled_call(
+    compiled: bool, kernel_seconds: float
+) -> None:
+    times = Times()
+    profile = replace(CostProfile.pinned(), python_call_seconds=3e-5)
+    lowered(linears(), Stopwatch(1e-4, 9e-4), times=times, cost=CostModel(profile, compiled))
+    (known,) = times.known.values()
+
+    # Python calls the functions of ATen as cheaply as any operator.
+    assert known == pytest.approx({W8A8: kernel_seconds, "float": 9e-4})
+
+
+def test_python_is_never_all_of_a_time() -> None:
+    assert Sample(list, own_calls=2).compiled_seconds(1e-6, 1e-3) == pytest.approx(0.25e-6)
+    assert Sample(list, own_calls=0).compiled_seconds(1e-6, 1e-3) == 1e-6
+
+
+def test_loops_behind_a_kernel_are_not_measured() -> None:
+    times, watch = Times(), Stopwatch(1e-4, 2e-4, 9e-4)
+    b = GraphBuilder()
+    scale = b.arg("scale", torch.float32, 512, 1)
+    q = b.call(ops.quantize, b.arg("x", torch.float32, 512, 256), scale, None, str(per_token(2)))
+    x = b.call(ops.dequantize, q, scale, None, str(per_token(2)))
+    lowered(b.done(QuantizedLinear(b, 256, 256).linear(x)), watch, times=times, isa="avx512_vnni")
+    (known,) = times.known.values()
+
+    kinds = dict(zip(known, (result.dtype for result in watch.results[0]), strict=True))
+    assert kinds == {W8A8: torch.float32, INT_MM: torch.int32, "float": torch.float32}
+
+
+class Places(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers where the large operands of every call lie."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = (arg for arg in args if isinstance(arg, torch.Tensor) and arg.dim() > 1)
+        self.seen += [tensor.data_ptr() for tensor in tensors]
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_call_takes_its_weight_from_memory() -> None:
+    class Twice(Stopwatch):
+        def __call__(self, runs: Sequence[Callable[[], object]]) -> list[float]:
+            for run in (runs[0], runs[-1]):
+                with Places() as before:
+                    first = run()
+                with Places() as after:
+                    second = run()
+                assert isinstance(first, torch.Tensor)
+                assert isinstance(second, torch.Tensor)
+                assert torch.equal(first, second)
+                # The activations are where they were.
+                assert set(before.seen) & set(after.seen)
+                assert set(before.seen) - set(after.seen)
+            return super().__call__(runs)
+
+    watch = Twice(1e-4, 8e-4, 9e-4)
+    lowered(linears(), watch)
+
+    assert len(watch.results) == 1
 
 
 def two_sizes() -> NormalGraph:
@@ -138,8 +220,32 @@ def test_measuring_leaves_the_graph_as_it_was() -> None:
 
 def test_medians_are_of_interleaved_calls() -> None:
     order: list[str] = []
-    seconds = interleaved_medians([lambda: order.append("a"), lambda: order.append("b")])
+    first, second = interleaved_medians([partial(_called, order, name) for name in "ab"])
+    # Two calls each warm up and tell that a sample is one call; nine rounds follow. Calls that do
+    # not evict what they need are preceded by one that loads it.
+    assert order == ["a", "a", "b", "b", "a", "a", "b", "b", *["a", "b"] * 8]
+    assert min(first, second) > 1e-3
 
-    assert order[:4] == ["a", "b", "a", "b"]
-    assert len(order) == 20
-    assert all(second > 0 for second in seconds)
+
+def _called(order: list[str], name: str) -> None:
+    order.append(name)
+    begin = time.thread_time()
+    while time.thread_time() - begin < 2.5e-3:
+        pass
+
+
+def test_very_long_calls_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer, "_LONG_SECONDS", 1e-3)
+    order: list[str] = []
+    interleaved_medians([partial(_called, order, "long"), lambda: order.append("short")])
+
+    assert order.count("long") == 2 + 1 + 3
+    assert order.count("short") == 2 + 9 * (1 + 64)
+
+
+def test_short_calls_are_timed_many_at_once() -> None:
+    calls: list[None] = []
+    (seconds,) = interleaved_medians([lambda: calls.append(None)])
+
+    assert len(calls) == 2 + 9 * (1 + 64)
+    assert seconds > 0

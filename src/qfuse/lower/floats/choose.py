@@ -24,6 +24,7 @@ from qfuse.lower.rival import measured_offer, rowwise_seconds
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.select import Losers, Offer
 from qfuse.rewrite.prelude import Node
+from qfuse.targets.huge_pages import HugePages
 
 # A weight in float takes memory, so it has to gain more than predictions are wrong by: a part of
 # the time, and more than the calls of two small kernels differ by.
@@ -207,7 +208,7 @@ def _within(
     """Take the candidates that pay and that the policy permits."""
     taken: dict[Node, FloatChoice] = {}
     lost = {one.problem.place: _time(one) for one in found if not one.pays and _is_shown(one)}
-    total = 0
+    total, pages = 0, HugePages()
     paying = _groups([one for one in found if one.pays])
     for group in sorted(paying, key=lambda group: -_gain_per_byte(group, users)):
         added = _added(group, users)
@@ -217,7 +218,7 @@ def _within(
             continue
         total += added
         weight = group[0].weight
-        floats = None if weight is None else weight.dequantized()
+        floats = None if weight is None else pages.place(weight.dequantized())
         for one in group:
             taken[one.problem.place] = FloatChoice(one.seconds, one.rival, added, floats)
             # The others share what the first one adds.

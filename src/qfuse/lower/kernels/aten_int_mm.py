@@ -9,7 +9,14 @@ import torch
 
 from qfuse.cost.model import Workload
 from qfuse.cost.sizes import AtPoints
-from qfuse.cost.work import Bits, ComputeKind, linear_work, pointwise_work
+from qfuse.cost.work import (
+    Bits,
+    ComputeKind,
+    Product,
+    linear_work,
+    pointwise_work,
+    without_calls,
+)
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of
 from qfuse.ir.refusal import Refusal
@@ -127,10 +134,11 @@ def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
 
 
 def _work(problem: LinearProblem) -> Workload:
-    """Return the work of the matmul and of one pass over its sums.
+    """Return the work of the matmul and of a compiled loop over its sums.
 
     The matmul counts as a call, since oneDNN sets up a primitive every time.
     """
-    product = linear_work(problem.rows, problem.k, problem.n, Bits(8, 8, 32), ComputeKind.INT8)
+    bits, kind = Bits(8, 8, 32), ComputeKind.INT8
+    product = linear_work(problem.rows, problem.k, problem.n, bits, kind, Product.ATEN_INT8)
     called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
-    return called, pointwise_work(problem.rows * problem.n, [32], [32])
+    return called, without_calls(pointwise_work(problem.rows * problem.n, [32], [32]))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from qfuse.cost.sizes import AtPoints
-from qfuse.cost.work import Bits, ComputeKind, Work, linear_work
+from qfuse.cost.work import Bits, ComputeKind, Product, Work, linear_work
 from qfuse.ir.dtypes import FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import shape_of
@@ -115,11 +115,8 @@ def _check_values(problem: LinearProblem) -> Refusal | None:
 
 
 def _work(problem: LinearProblem) -> AtPoints[Work]:
-    """Return the work; every row streams the whole weight, since rows share no loads."""
     size = bit_width(problem.float_dtype)
-    whole = linear_work(problem.rows, problem.k, problem.n, Bits(size, 8, size), ComputeKind.F32)
-    return AtPoints(*(_unshared(work) for work in whole.values))
-
-
-def _unshared(work: Work) -> Work:
-    return Work(work.flops, work.kind, work.weight_bytes, work.reads, work.writes, work.flops, 1, 0)
+    f32 = problem.float_dtype is torch.float32
+    product = Product.ATEN_F32_INT8 if f32 else Product.ATEN_BF16_INT8
+    bits, kind = Bits(size, 8, size), ComputeKind.F32
+    return linear_work(problem.rows, problem.k, problem.n, bits, kind, product)

@@ -14,8 +14,8 @@ from qfuse.cost.times import Times
 from qfuse.ir.events import FLOAT, Noted
 from qfuse.lower.floats.form import float_product_work
 from qfuse.lower.floats.policy import FloatPolicy
-from qfuse.lower.measure.sample import float_run, kernel_run
-from qfuse.lower.measure.timer import Run, Timer, interleaved_medians
+from qfuse.lower.measure.sample import Sample, float_sample, kernel_sample
+from qfuse.lower.measure.timer import Timer, interleaved_medians
 from qfuse.lower.problems.product import ProductProblem
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.texts import product_text
@@ -84,16 +84,19 @@ class Measurer:
         found = list(self._alternatives(problem, context, policy))
         if len(found) < 2:  # noqa: PLR2004 - nothing to choose from
             return False
-        runs = {name: run for name, _, run in found}
+        samples = {name: sample for name, _, sample in found}
         self.predicted = {name: seconds for name, seconds, _ in found}
         with torch.no_grad():
-            seconds = self.timer(list(runs.values()))
-        context.times.add(text, dict(zip(runs, seconds, strict=True)))
+            seconds = self.timer([sample.run for sample in samples.values()])
+        # Without a compiler, Python calls the kernels of the graph too.
+        python = context.cost.profile.python_call_seconds if context.cost.loops else 0.0
+        timed = zip(samples.items(), seconds, strict=True)
+        context.times.add(text, {n: one.compiled_seconds(s, python) for (n, one), s in timed})
         return True
 
     def _alternatives(
         self, problem: ProductProblem, context: LoweringContext, policy: FloatPolicy
-    ) -> Iterator[tuple[str, float, Run]]:
+    ) -> Iterator[tuple[str, float, Sample]]:
         """Yield the close kernels and the float form: name, predicted seconds, what runs it."""
         offers, cost = context.offers(problem), context.cost
         if not offers:
@@ -102,10 +105,10 @@ class Measurer:
         for offer in offers:
             if offer.seconds <= limit:
                 alone = offer.predicted - cost.loop_seconds(offer.claim.work)
-                yield offer.kernel.name, alone, kernel_run(problem, offer, context)
+                yield offer.kernel.name, alone, kernel_sample(problem, offer, context)
         work = float_product_work(problem)
         if policy.fastest and work is not None:
-            yield FLOAT, cost.seconds(work), float_run(problem)
+            yield FLOAT, cost.seconds(work), float_sample(problem)
 
     def _log(self, done: int, count: int, context: LoweringContext) -> None:
         if done:
