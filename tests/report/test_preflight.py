@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from tests.report.advice.cases import Weighted, activations, linear, static, weight
+from tests.report.advice.models import Weighted, activations, linear, static, weight
 
 import qfuse
 from qfuse import kernels

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.report.advice.cases import CASES, Weighted, activations, linear, static, weight
+from tests.report.advice.cases import CASES
+from tests.report.advice.models import Weighted, activations, linear, static, weight
 from tests.report.advice.reports import reports
 
 import qfuse

@@ -384,3 +384,10 @@ def _live(roots: Sequence[Node]) -> set[Node]:
             live.add(node)
             stack += node.all_input_nodes
     return live
+
+
+def generated_lines(module: GraphModule) -> dict[int, Node]:
+    """Return the nodes of a graph by the line of its generated code."""
+    nodes = list(module.graph.nodes)
+    start, numbers = module._prologue_start, module._lineno_map or {}
+    return {start + line: nodes[n] for line, n in numbers.items() if n is not None}

@@ -182,8 +182,6 @@ def _trouble(report: Report) -> Iterator[Any]:
     for event in report.rolled_back:
         yield Text(f"rolled back {event.key}: {event.reason}", "bold red")
         if event.repro:
-            yield Text(f"  {event.repro}", "red")
-        if event.repro:
             yield Text(f"  to reproduce: {event.repro}", "red")
     for note in report.notes:
         where = f" ({note.place})" if note.place else ""

@@ -9,16 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.passes.test_equality import static
-from tests.report.advice.cases import (
-    CASES,
-    Case,
-    Forward,
-    Weighted,
-    activations,
-    linear,
-    weight,
-)
-from tests.report.advice.cases import static as quantized
+from tests.report.advice.cases import CASES, Case
+from tests.report.advice.models import Forward, Weighted, activations, linear, weight
+from tests.report.advice.models import static as quantized
 from tests.report.advice.reports import reports
 from torch import nn
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qfuse.ir.events import MissCode
+from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.report.advice.advice import OF_A_MODULE, Advice, Cause
 
 _QUANTIZED = (
@@ -181,8 +182,14 @@ _KERNELS = (
         "weight-scale-per-output",
         "give the weight one scale per output feature (its axis 0)",
         (MissCode.NO_KERNEL,),
-        "the weight's scales run along the input features|"
+        "the weight's scales run along the input (features|channels)|"
         "the weight is scaled in blocks of .*, not per output channel",
+    ),
+    Advice(
+        "group-size",
+        f"choose a group size that divides the inputs: a multiple of {GROUP_MULTIPLE}",
+        (MissCode.NO_KERNEL,),
+        "groups must be whole, of a multiple of",
     ),
     Advice(
         "activation-scale-per-row",
