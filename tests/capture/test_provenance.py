@@ -133,7 +133,9 @@ def test_the_nodes_of_a_graph_inside_the_model_keep_their_lines_and_modules() ->
     inside = places(Exported(Stack().eval(), x), x)
 
     assert len({place for place in alone if place[0] == "aten.linear"}) == 4
-    assert inside[:-1] == [(op, f"body.{path}" if path else "body", code) for op, path, code in alone]
+    assert inside[:-1] == [
+        (op, f"body.{path}" if path else "body", code) for op, path, code in alone
+    ]
     assert inside[-1] == ("aten.relu", "", "return torch.relu(self.body(x))")
 
 

@@ -15,7 +15,7 @@ from tests.support.graphs.reported_models import Blocks
 import qfuse
 from qfuse.cost import CostProfile
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.events import Left, Noted, Place
+from qfuse.ir.events import Left, MissCode, Missed, Noted, Place
 from qfuse.profile import Profile, profile_plan
 from qfuse.report import Report
 from qfuse.report.facts import Facts
@@ -40,6 +40,23 @@ def fast() -> qfuse.CompiledModel:
 def measured(fast: qfuse.CompiledModel) -> Profile:
     inputs = [torch.randn(3, 16)]
     return profile_plan(fast.plan, fast.runner, inputs, CostProfile.pinned(), seconds=0.0)
+
+
+def test_what_is_left_names_the_rule_that_came_closest() -> None:
+    place = Place("q", "qfuse.quantize")
+    left = Left("lower", place, "no fused op uses it")
+    pattern = "neg(x)\n^^^"
+    miss = Missed(
+        *("optimize", "fuse-output", MissCode.PATTERN, "expected aten.neg", place, place, 2),
+        *(pattern, 2, 5),
+    )
+    data = page_data(Report((left, miss)), None, {})
+    (row, _) = data["sites"]
+    closest = "fuse-output (2 of 5 conditions hold): expected aten.neg"
+
+    assert row["status"] == "left"
+    assert data["text"][row["why"]] == f"no fused op uses it; closest, {closest}"
+    assert data["text"][row["pattern"]] == pattern
 
 
 class Elements(HTMLParser):

@@ -32,8 +32,8 @@ from qfuse.capture.constants import (
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error, empty_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
-from qfuse.capture.preparation import check_preparation
 from qfuse.capture.inner_graphs import restore_origins
+from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
 from qfuse.capture.signature import note_fixed_sizes, read_interface
 from qfuse.capture.size_one import check_size_one

@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node
 
 from qfuse.capture._export_api import generated_lines
 
-_LAST_FRAME = re.compile(r'.*^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in ', re.DOTALL | re.M)
+_LAST_FRAME = re.compile(r'(?ms).*^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
 
 @dataclass(frozen=True, slots=True)

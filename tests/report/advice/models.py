@@ -132,6 +132,7 @@ class Grouped(nn.Module):
     """A linear whose weight has a scale per group of input features."""
 
     w: torch.Tensor
+    s: torch.Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -28,6 +28,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "report.md"
 pytestmark = pytest.mark.export
 # The settings of the machine and of the standalone passes.
 OTHERS = {"build-kernels", "assumed-equality"}
+# What helps depends on the surrounding ops; the suggestions that they have say what.
+GENERAL = {MissCode.SHARED, MissCode.PATTERN}
 
 
 def explained(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Report:
@@ -108,6 +110,22 @@ def test_every_miss_code_has_a_suggestion_or_a_reason_for_none() -> None:
 
     assert answered | set(NEEDS_NONE) == set(MissCode)
     assert all(NEEDS_NONE.values())
+
+
+def test_every_miss_code_has_an_entry_in_the_documentation() -> None:
+    section = PAGE.read_text("utf-8").split("## Miss codes")[1]
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+
+    assert sorted(code for code, _, _ in rows) == sorted(MissCode)
+    # What usually helps is there for each code that has a suggestion.
+    without = {code for code, _, helps in rows if helps.strip() == "-"}
+    assert without <= set(NEEDS_NONE) | GENERAL
+
+
+def test_every_miss_code_has_an_example() -> None:
+    seen = {case.code for case in CASES} | set(WITHOUT) | {MissCode.NO_VALUES}
+
+    assert seen - {None} == set(MissCode)
 
 
 def test_every_suggestion_has_an_entry_in_the_documentation() -> None:
