@@ -139,6 +139,23 @@ def test_the_nodes_of_a_graph_inside_the_model_keep_their_lines_and_modules() ->
     assert inside[-1] == ("aten.relu", "", "return torch.relu(self.body(x))")
 
 
+def test_what_a_quantizer_inserted_has_the_line_of_its_user() -> None:
+    x = torch.randn(2, 32)
+    model = Exported(Stack().eval(), x)
+    graph = model.body.graph
+    for linear in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+        with graph.inserting_before(linear):
+            linear.args = (
+                graph.call_function(torch.ops.aten.neg.default, linear.args[:1]),
+                *linear.args[1:],
+            )
+    model.body.recompile()
+    found = places(model, x)
+    linears = [place[1:] for place in found if place[0] == "aten.linear"]
+
+    assert [place[1:] for place in found if place[0] == "aten.neg"] == linears
+
+
 def test_several_graphs_are_told_apart() -> None:
     x = torch.randn(2, 32)
     one, two = Exported(Stack().eval(), x), Exported(Stack().eval(), x)

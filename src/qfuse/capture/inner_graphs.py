@@ -32,14 +32,16 @@ class _Inner:
     lines: dict[int, Node]
 
     def origin_of(self, line: int) -> dict[str, Any]:
-        """Return the metadata of the node of a line, with paths from the root of the model."""
+        """Return the metadata of the node of a line, with paths from the root of the model.
+
+        A quantizer inserts nodes without an origin; they have no line rather than that of the call.
+        """
         node = self.lines.get(line)
         if node is None:
             return {}
-        meta = {"stack_trace": node.meta["stack_trace"]} if node.meta.get("stack_trace") else {}
         stack = node.meta.get("nn_module_stack") or {}
         below = {key: (self._below(path), kind) for key, (path, kind) in stack.items()}
-        return {**meta, "nn_module_stack": below} if below else meta
+        return {"stack_trace": node.meta.get("stack_trace"), "nn_module_stack": below or None}
 
     def _below(self, path: str) -> str:
         return f"{self.path}.{path}" if path else self.path
@@ -48,14 +50,19 @@ class _Inner:
 def restore_origins(program: ExportedProgram, model: nn.Module) -> None:
     """Give nodes of graphs inside ``model`` the lines and modules that these graphs know.
 
-    Nodes of a model that is itself a graph have them already.
+    Nodes of a model that is itself a graph have them already. A graph that knows neither has the
+    line of the call.
     """
     inner = {
         type(module).forward.__code__.co_filename: _Inner(path, generated_lines(module))
         for path, module in model.named_modules()
-        if path and isinstance(module, GraphModule)
+        if path and isinstance(module, GraphModule) and _knows_lines(module)
     }
     for node in program.graph.nodes if inner else ():
         frame = _LAST_FRAME.match(node.meta.get("stack_trace") or "")
         if frame is not None and frame["file"] in inner:
             node.meta.update(inner[frame["file"]].origin_of(int(frame["line"])))
+
+
+def _knows_lines(module: GraphModule) -> bool:
+    return any(node.meta.get("stack_trace") for node in module.graph.nodes)
