@@ -21,6 +21,7 @@ from qfuse.report import Report
 from qfuse.report.facts import Facts
 from qfuse.report.page import page_html
 from qfuse.report.page.data import page_data
+from qfuse.report.page.summary import all_to_do
 from qfuse.snapshots import STAGES, NodeSnapshot, StageSnapshot
 from qfuse.targets import Target
 from qfuse_bench.workloads.report_pages import many_sites
@@ -57,6 +58,16 @@ def test_what_is_left_names_the_rule_that_came_closest() -> None:
     assert row["status"] == "left"
     assert data["text"][row["why"]] == f"no fused op uses it; closest, {closest}"
     assert data["text"][row["pattern"]] == pattern
+
+
+def test_what_to_do_names_the_module_or_the_line() -> None:
+    places = Place("q", "aten.mul", "a/model.py:3: x * y"), Place("r", "aten.mul", "", "layers.0")
+    notes = [Noted(place.node, "it clips", place, True, "calibrate") for place in places]
+
+    assert [item.place for item in all_to_do(Report(tuple(notes)))] == [
+        "model.py:3: x * y",
+        "layers.0",
+    ]
 
 
 class Elements(HTMLParser):
