@@ -18,6 +18,8 @@ from torch import nn
 import qfuse
 from qfuse import kernels
 from qfuse.ir.events import MissCode
+from qfuse.kernels.build import build
+from qfuse.kernels.compilation.compiler import KernelBuildError
 from qfuse.passes import MergeLinears
 from qfuse.report import Report
 from qfuse.report.actions import Action
@@ -27,7 +29,7 @@ from qfuse.targets import Target
 PAGE = Path(__file__).parents[3] / "docs" / "report.md"
 pytestmark = pytest.mark.export
 # The settings of the machine and of the standalone passes.
-OTHERS = {"build-kernels", "assumed-equality"}
+OTHERS = {"build-kernels", "cache-folder", "assumed-equality"}
 # What helps depends on the surrounding ops; the suggestions that they have say what.
 GENERAL = {MissCode.SHARED, MissCode.PATTERN}
 
@@ -69,6 +71,33 @@ def test_a_suggestion_helps_when_it_is_followed(case: Case) -> None:
     shown = before.text(verbose=True)
     assert f"do: {action.advice.do}" in shown
     assert action.advice.link in shown
+
+
+@pytest.mark.own_kernels
+def test_a_folder_for_the_cache_that_can_be_written_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with monkeypatch.context() as patch:
+        patch.setenv("QFUSE_CACHE_DIR", str(file / "below"))
+        missing = kernels.KernelLibrary(available=False, reason=_unusable())
+        patch.setattr(kernels, "load", lambda *_: missing)
+        before = explained(Weighted(linear), activations())
+    after = explained(Weighted(linear), activations())
+
+    (action,) = advised(before, "cache-folder")
+    assert "\n" not in action.reason
+    assert "do: point QFUSE_CACHE_DIR at a folder that can be written to" in before.text()
+    assert advised(after, "cache-folder") == []
+    assert "qfuse.linear_w8a8" in after.kernels
+
+
+def _unusable() -> str:
+    """Why kernels cannot be built in the folder of the cache."""
+    with pytest.raises(KernelBuildError) as error:
+        build(None)
+    return str(error.value)
 
 
 @pytest.mark.own_kernels

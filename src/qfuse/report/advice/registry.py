@@ -210,6 +210,12 @@ _KERNELS = (
         "is computed in float64",
     ),
     Advice(
+        "cache-folder",
+        "point QFUSE_CACHE_DIR at a folder that can be written to",
+        (None,),
+        "qfuse's own kernels are not available: the kernel cache cannot be used",
+    ),
+    Advice(
         "build-kernels",
         "run `qfuse build-kernels`: it builds them, or says what is missing",
         (None,),
