@@ -173,7 +173,7 @@ def _encoder(name: str, model: str, folder: Path, example: Inputs) -> Any:
         quantize_(bert, Int8DynamicActivationInt8WeightConfig())
         if name == INT8:
             # `encode` moves the model under inference mode, which fails for tensor subclasses.
-            encoder.to = lambda *_, **__: encoder
+            encoder.to = lambda *_, **__: encoder  # type: ignore[method-assign]
         else:
             tokens = encoder.tokenizer(example[0][0], padding=True, return_tensors="pt")
             setattr(encoder[0], attribute, _compiled(bert, tokens))
