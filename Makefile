@@ -3,6 +3,7 @@
 # What may be set on the command line or in the environment:
 #   PYTHON=/path/to/python    the interpreter that makes the environment (3.11 or newer)
 #   TORCH_VERSION=2.13.0      the torch to install
+#   TORCH=2.15.0              the torch that `make test-torch` tests, in an environment of its own
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
 #   EXTRAS=zoo,docs,dev       the extras to install; `bench` adds the peers to compare with
 #   WORKERS=2                 test processes
@@ -22,6 +23,7 @@ ONLY          ?=
 NETWORKS      ?= 20000
 SEED          ?= 1
 BASE          ?= HEAD
+TORCH         ?=
 
 BIN   := $(VENV)/bin
 # One stamp per combination, so that asking for another torch or more extras installs it.
@@ -34,7 +36,7 @@ unexport PYTHONPATH PYTHONHOME
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast check format bench bench-kernels bench-page asan fuzz fuzz-networks replay docs clean
+.PHONY: help setup demo test test-all test-fast test-torch wheel check format bench bench-kernels bench-page asan fuzz fuzz-networks replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +74,16 @@ test-all: $(STAMP) ## run these, and whole models and processes that take minute
 
 test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing
 	$(PYTEST) -m "not (slow or slow_bench or thorough or zoo or export or own_kernels or compiler or property)"
+
+test-torch: ## run the tests with another torch (TORCH=2.15.0), in .venv-torch-2.15.0
+	@test -n "$(TORCH)" || { echo "say which torch: make test-torch TORCH=2.15.0"; exit 2; }
+	$(MAKE) test VENV=.venv-torch-$(TORCH) TORCH_VERSION=$(TORCH)
+
+wheel: $(STAMP) ## build a wheel with the kernels for every instruction set inside, in dist
+	rm -rf build/kernels
+	$(BIN)/qfuse build-kernels --into build/kernels
+	QFUSE_WHEEL_KERNELS=build/kernels $(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation \
+	  --wheel-dir dist .
 
 check: $(STAMP) ## lint, format check, types, import layers
 	$(BIN)/ruff check .
@@ -116,5 +128,5 @@ docs: $(STAMP) ## run the code in the documentation, write what it prints, and b
 	@echo "see build/site/index.html"
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-torch-* build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 	find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -49,8 +49,7 @@ def clipping() -> object:
     import torch  # noqa: PLC0415 - this function is what the command line calls
     from torch.nn.functional import linear  # noqa: PLC0415
 
-    from tests.report.advice.cases import activations, static, weight  # noqa: PLC0415
-    from tests.report.advice.weighted import Weighted  # noqa: PLC0415
+    from tests.report.advice.models import Weighted, activations, static, weight  # noqa: PLC0415
 
     forward = lambda m, x: torch.relu(linear(static(x, 0.001), weight(m)))  # noqa: E731
     return Weighted(forward), activations()
@@ -99,8 +98,7 @@ def without_a_kernel() -> object:
     import torch  # noqa: PLC0415 - this function is what the command line calls
     from torch.nn.functional import linear  # noqa: PLC0415
 
-    from tests.report.advice.cases import activations, static, weight  # noqa: PLC0415
-    from tests.report.advice.weighted import Weighted  # noqa: PLC0415
+    from tests.report.advice.models import Weighted, activations, static, weight  # noqa: PLC0415
 
     forward = lambda m, x: torch.relu(linear(static(x), weight(m, axis=1)))  # noqa: E731
     return Weighted(forward), activations()

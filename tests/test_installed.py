@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import click
 import pytest
+from click.testing import CliRunner
 from packaging.requirements import Requirement
 
-from qfuse import __version__
+from qfuse import __version__, kernels
 from qfuse.cli import main
 from tests.kernels.test_wheel import needs_packaging, python, wheel
 
@@ -61,11 +62,9 @@ def expose(distributions: dict[str, importlib.metadata.Distribution], to: Path) 
                 (to / top).symlink_to(source)
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The scripts of an environment in which the wheel is installed."""
-    root = tmp_path_factory.mktemp("installed")
-    built = wheel(root / "dist", QFUSE_WHEEL_KERNELS="")
+def installed_in(root: Path, libraries: Path | None = None) -> Path:
+    """Build a wheel and install it; return the scripts of the environment."""
+    built = wheel(root / "dist", QFUSE_WHEEL_KERNELS="" if libraries is None else str(libraries))
     assert built.returncode == 0, built.stderr
     (file,) = (root / "dist").iterdir()
     venv.create(root / "env", with_pip=False, symlinks=True)
@@ -82,9 +81,17 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return scripts
 
 
-def call(environment: Path, *args: str, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scripts of an environment in which the wheel is installed."""
+    return installed_in(tmp_path_factory.mktemp("installed"))
+
+
+def call(
+    environment: Path, *args: str, folder: Path, **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run the installed command, with nothing else on Python's path than ``folder``."""
-    variables = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"}
+    variables = {**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200", **more}
     return subprocess.run(
         [str(environment / "qfuse"), *args],
         env=variables, cwd=folder, capture_output=True, text=True, check=False, timeout=280,
@@ -188,3 +195,35 @@ def test_commands_work_in_a_process_of_their_own(
 
     assert done.returncode == 0, done.stderr
     assert all(text in done.stdout for text in says)
+
+
+INT8 = """
+import torch
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+def small():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Linear(512, 256)).eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    return model, (torch.randn(32, 256),)
+"""
+
+
+@pytest.mark.own_kernels
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
+    """What ``make wheel`` builds, where there is no compiler and no cache."""
+    built = tmp_path / "kernels"
+    copied = CliRunner().invoke(main, ["build-kernels", "--into", str(built)])
+    assert copied.exit_code == 0, copied.output
+    environment = installed_in(tmp_path / "installed", built)
+    (tmp_path / "model.py").write_text(INT8)
+    without = {"PATH": str(environment), "CXX": "", "QFUSE_CACHE_DIR": str(tmp_path / "cache")}
+    options = ("--backend=eager", "--prefer=memory", "--verbose", "-o", "small.qfuse")
+    done = call(environment, "compile", "model:small", *options, folder=tmp_path, **without)
+    again = call(environment, "verify", "small.qfuse", folder=tmp_path, **without)
+
+    assert done.returncode == 0, done.stderr
+    assert "2 x qfuse.linear_w8a8" in done.stdout
+    assert not (tmp_path / "cache" / "kernels").exists()
+    assert again.returncode == 0, again.stderr
+    said = [line.split()[-1] for line in again.stdout.splitlines()[:-1]]
+    assert said == list(kernels.load().instruction_sets)

@@ -258,13 +258,10 @@ class Session:
             names = {used.name for used in plan.backends}
             events = [_without_backend(event, names) for event in events]
         if self.options.own_kernels and not plan.backends and not self.library.available:
-            events.append(
-                Noted(
-                    "lower",
-                    f"qfuse's own kernels are not available: {self.library.reason}",
-                    warn=True,
-                )
-            )
+            # Its first line: what to do is the suggestion of the report.
+            why = self.library.reason.partition("\n")[0]
+            text = f"qfuse's own kernels are not available: {why}"
+            events.append(Noted("lower", text, warn=True))
         return Report((*events, *self.notes), facts, plan.stages, live_bytes(plan.lowered.graph))
 
 

@@ -107,3 +107,71 @@ def test_own_files_come_before_libraries_within_the_innermost_layer() -> None:
     assert trace((mine, "forward"), (library, "forward"), (library, "scaled")) == "vit.py"
     assert trace((library, "forward"), ("/m/attention.py", "attend")) == "attention.py"
     assert trace((library, "forward"), (tools, "rearrange")) == "ops.py"
+
+
+class Exported(nn.Module):
+    """A model with a graph inside, as PT2E makes one."""
+
+    def __init__(self, inner: nn.Module, *args: torch.Tensor) -> None:
+        super().__init__()
+        self.body = torch.export.export(inner, args).module()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x))
+
+
+def places(model: nn.Module, *args: torch.Tensor) -> list[tuple[str, str, str]]:
+    """Op, module and the text of the line of every call."""
+    nodes = [n for n in captured(model, *args).graph.nodes if n.op == "call_function"]
+    found = [place_of(node) for node in nodes]
+    return [(p.op, p.module, p.source.rpartition(": ")[2]) for p in found]
+
+
+def test_the_nodes_of_a_graph_inside_the_model_keep_their_lines_and_modules() -> None:
+    x = torch.randn(2, 32)
+    alone = places(Stack().eval(), x)
+    inside = places(Exported(Stack().eval(), x), x)
+
+    assert len({place for place in alone if place[0] == "aten.linear"}) == 4
+    assert inside[:-1] == [
+        (op, f"body.{path}" if path else "body", code) for op, path, code in alone
+    ]
+    assert inside[-1] == ("aten.relu", "", "return torch.relu(self.body(x))")
+
+
+def test_what_a_quantizer_inserted_has_the_line_of_its_user() -> None:
+    x = torch.randn(2, 32)
+    model = Exported(Stack().eval(), x)
+    graph = model.body.graph
+    for linear in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+        with graph.inserting_before(linear):
+            linear.args = (
+                graph.call_function(torch.ops.aten.neg.default, linear.args[:1]),
+                *linear.args[1:],
+            )
+    model.body.recompile()
+    found = places(model, x)
+    linears = [place[1:] for place in found if place[0] == "aten.linear"]
+
+    assert [place[1:] for place in found if place[0] == "aten.neg"] == linears
+
+
+def test_several_graphs_are_told_apart() -> None:
+    x = torch.randn(2, 32)
+    one, two = Exported(Stack().eval(), x), Exported(Stack().eval(), x)
+    found = places(nn.Sequential(one, two), x)
+    paths = [path for op, path, _ in found if op == "aten.linear"]
+
+    below = ("body.blocks.0.up", "body.blocks.0.down", "body.blocks.1.up", "body.blocks.1.down")
+    assert paths == [f"{number}.{path}" for number in (0, 1) for path in below]
+
+
+def test_a_graph_without_lines_of_its_own_has_that_of_the_call() -> None:
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    for node in traced.graph.nodes:
+        node.meta.clear()
+    model = module(lambda self, x: self.body(x) * 2, body=traced)
+    found = places(model, torch.randn(2, 4))
+
+    assert [op for op, _, _ in found] == ["aten.linear", "aten.relu", "aten.mul.Tensor"]
+    assert [path for _, path, _ in found] == ["body.0", "body.1", ""]

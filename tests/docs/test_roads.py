@@ -25,14 +25,20 @@ from qfuse.zoo import recipes
 from qfuse_bench.report.markdown import replace_section
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "roads.md"
-MODELS = (("bert", "w8a8-dynamic"), ("llama", "w8a16"), ("resnet", "w8a8-static"))
+QUICK = (("bert", "w8a8-dynamic"), ("llama", "w8a16"), ("resnet", "w8a8-static"))
+TEXTS = ("bert", "llama", "llama-decode", "vit", "whisper-encoder")
+IMAGES = ("resnet", "mobilenet", "densenet", "inception", "unet", "convnext")
+MATRIX = (
+    *((name, recipe) for name in TEXTS for recipe in ("w8a8-dynamic", "w8a16", "w4a8")),
+    *((name, "w8a8-static") for name in IMAGES),
+)
 COMMON: dict[str, Any] = {
     # What is fused does not depend on what a machine can compile.
     "options": {"backend": "eager", "own_kernels": False},
     "target": Target.for_testing(),
 }
-# Why a road fuses other sites than `qfuse.compile`, by model and road.
-REASONS: dict[tuple[str, str], str] = {}
+# Why a road fuses other sites than `qfuse.compile`, by model, recipe and road.
+REASONS: dict[tuple[str, str, str], str] = {}
 ROADS = ("`qfuse.compile`", '`torch.compile(backend="qfuse")`', "`qfuse.optimize`")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -65,30 +71,41 @@ def by_road(name: str, recipe: str) -> tuple[tuple[Report, ...], ...]:
     return qfuse.reports(direct), qfuse.reports(dynamo), qfuse.reports(program)
 
 
+def row(name: str, recipe: str) -> str:
+    found = by_road(name, recipe)
+    cells = [f"{sites(found[0]).total()} quantized ops, {left(found[0])} left"]
+    for road, reports in zip(ROADS[1:], found[1:], strict=True):
+        same = (sites(reports), left(reports)) == (sites(found[0]), left(found[0]))
+        other = f"{sites(reports).total()} quantized ops, {left(reports)} left"
+        reason = REASONS.get((name, recipe, road), "no reason is known")
+        cells.append("the same" if same else f"{other}: {reason}")
+    return f"| {name} | {recipe} | {' | '.join(cells)} |"
+
+
 def table() -> str:
-    lines = [f"| model | recipe | {' | '.join(ROADS)} |", "|---|---|---|---|---|"]
-    for name, recipe in MODELS:
-        found = by_road(name, recipe)
-        cells = [f"{sites(found[0]).total()} quantized ops, {left(found[0])} left"]
-        for road, reports in zip(ROADS[1:], found[1:], strict=True):
-            same = (sites(reports), left(reports)) == (sites(found[0]), left(found[0]))
-            other = f"{sites(reports).total()} quantized ops, {left(reports)} left"
-            reason = REASONS.get((name, road), "no reason is known")
-            cells.append("the same" if same else f"{other}: {reason}")
-        lines.append(f"| {name} | {recipe} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    head = [f"| model | recipe | {' | '.join(ROADS)} |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(row(*each) for each in MATRIX)])
 
 
-@pytest.mark.parametrize(("name", "recipe"), MODELS)
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [each if each in QUICK else pytest.param(*each, marks=pytest.mark.thorough) for each in MATRIX],
+)
 def test_every_road_fuses_the_same_sites(name: str, recipe: str) -> None:
     direct, *others = by_road(name, recipe)
     assert sites(direct).total() >= 2
     for road, reports in zip(ROADS[1:], others, strict=True):
-        if (name, road) not in REASONS:
+        if (name, recipe, road) not in REASONS:
             assert sites(reports) == sites(direct)
             assert left(reports) == left(direct)
 
 
+@pytest.mark.parametrize(("name", "recipe"), QUICK)
+def test_the_page_has_the_row(name: str, recipe: str) -> None:
+    assert row(name, recipe) in PAGE.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.mark.thorough
 def test_the_page_shows_what_happens() -> None:
     text = PAGE.read_text(encoding="utf-8")
     written = replace_section(text, "ways", table())

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.report.advice.cases import activations, linear
-from tests.report.advice.weighted import Weighted
+from tests.report.advice.models import Weighted, activations, linear
 
 import qfuse
 from qfuse.cli import main

@@ -15,12 +15,13 @@ from tests.support.graphs.reported_models import Blocks
 import qfuse
 from qfuse.cost import CostProfile
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.events import Left, Noted, Place
+from qfuse.ir.events import Left, MissCode, Missed, Noted, Place
 from qfuse.profile import Profile, profile_plan
 from qfuse.report import Report
 from qfuse.report.facts import Facts
 from qfuse.report.page import page_html
 from qfuse.report.page.data import page_data
+from qfuse.report.page.summary import all_to_do
 from qfuse.snapshots import STAGES, NodeSnapshot, StageSnapshot
 from qfuse.targets import Target
 from qfuse_bench.workloads.report_pages import many_sites
@@ -40,6 +41,33 @@ def fast() -> qfuse.CompiledModel:
 def measured(fast: qfuse.CompiledModel) -> Profile:
     inputs = [torch.randn(3, 16)]
     return profile_plan(fast.plan, fast.runner, inputs, CostProfile.pinned(), seconds=0.0)
+
+
+def test_what_is_left_names_the_rule_that_came_closest() -> None:
+    place = Place("q", "qfuse.quantize")
+    left = Left("lower", place, "no fused op uses it")
+    pattern = "neg(x)\n^^^"
+    miss = Missed(
+        *("optimize", "fuse-output", MissCode.PATTERN, "expected aten.neg", place, place, 2),
+        *(pattern, 2, 5),
+    )
+    data = page_data(Report((left, miss)), None, {})
+    (row, _) = data["sites"]
+    closest = "fuse-output (2 of 5 conditions hold): expected aten.neg"
+
+    assert row["status"] == "left"
+    assert data["text"][row["why"]] == f"no fused op uses it; closest, {closest}"
+    assert data["text"][row["pattern"]] == pattern
+
+
+def test_what_to_do_names_the_module_or_the_line() -> None:
+    places = Place("q", "aten.mul", "a/model.py:3: x * y"), Place("r", "aten.mul", "", "layers.0")
+    notes = [Noted(place.node, "it clips", place, True, "calibrate") for place in places]
+
+    assert [item.place for item in all_to_do(Report(tuple(notes)))] == [
+        "model.py:3: x * y",
+        "layers.0",
+    ]
 
 
 class Elements(HTMLParser):

@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from tests.report.advice.cases import activations, linear, static, weight
-from tests.report.advice.weighted import Weighted
+from tests.report.advice.models import Weighted, activations, linear, static, weight
 
 import qfuse
 from qfuse import kernels
@@ -70,6 +69,22 @@ def test_what_concerns_inductor_costs_nothing_here() -> None:
     assert pitfall.predicted_seconds == 0
     assert "nothing with qfuse.compile; with Inductor up to" in pitfall.cost
     assert "nothing: " in seen["kernels that are only declared"].cost
+
+
+def test_headers_concern_torch_compile_alone() -> None:
+    one = found(Weighted(linear), environment=Environment(python_headers=False))["Python headers"]
+
+    assert one.costs_nothing
+    assert one.cost.startswith("nothing with qfuse.compile")
+
+
+def test_what_slows_the_machine_down_is_in_the_prediction() -> None:
+    target = replace(TARGET, onednn_isa_limit="AVX2")
+    one = found(Weighted(linear), target)["oneDNN's instruction set"]
+
+    assert one.predicted_seconds is None
+    assert one.cost.startswith("a part of the predicted ")
+    assert one.cost.endswith(" us, which is for this machine as it is")
 
 
 def test_what_costs_nothing_comes_last() -> None:

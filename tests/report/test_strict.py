@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.report.advice.cases import CASES, activations, linear, static, weight
+from tests.report.advice.cases import CASES
+from tests.report.advice.models import Weighted, activations, linear, static, weight
 from tests.report.advice.reports import reports
-from tests.report.advice.weighted import Weighted
 
 import qfuse
 from qfuse.ir.errors import StrictError

@@ -25,6 +25,20 @@ def quantized_ops(report: Report) -> str:
     return row.partition("quantized ops")[2].strip(" │")
 
 
+def test_what_is_left_names_the_rule_that_came_closest() -> None:
+    place = Place("q", "qfuse.quantize", "model.py:1: q(x)", "")
+    left = Left("lower", place, "no fused op uses it")
+    miss = Missed(
+        *("optimize", "fuse-output", MissCode.PATTERN, "expected aten.neg", place, place, 2),
+        held=2,
+        conditions=5,
+    )
+    text = Report((left, miss)).text(verbose=True, width=300)
+    (row,) = [line for line in text.splitlines() if "no fused op uses it" in line]
+
+    assert "fuse-output (2 of 5 conditions hold): expected aten.neg" in row
+
+
 def test_a_float_model_is_called_one() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
     report = qfuse.explain(model, (torch.randn(2, 8),))

@@ -6,9 +6,8 @@ the transformer inside quantized by torchao, as it is and compiled by qfuse. Eac
 its own, and they take turns.
 
 The backends ``onnx`` and ``openvino`` need optimum-onnx and optimum-intel. Their releases pin the
-version of transformers, and with it that of sentence-transformers: ``pip install
-"sentence-transformers[onnx,openvino]"`` in an environment of its own finds versions that fit. What
-is not installed is a row with the reason.
+version of transformers, and with it that of sentence-transformers: docs/benchmarks.md has versions
+that fit, for an environment of their own. What is not installed is a row with the reason.
 """
 
 from __future__ import annotations
@@ -172,7 +171,10 @@ def _encoder(name: str, model: str, folder: Path, example: Inputs) -> Any:
         attribute = "model" if hasattr(encoder[0], "model") else "auto_model"
         bert = getattr(encoder[0], attribute)
         quantize_(bert, Int8DynamicActivationInt8WeightConfig())
-        if name == QFUSE:
+        if name == INT8:
+            # `encode` moves the model under inference mode, which fails for tensor subclasses.
+            encoder.to = lambda *_, **__: encoder  # type: ignore[method-assign]
+        else:
             tokens = encoder.tokenizer(example[0][0], padding=True, return_tensors="pt")
             setattr(encoder[0], attribute, _compiled(bert, tokens))
     return encoder

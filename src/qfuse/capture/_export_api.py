@@ -391,3 +391,10 @@ def higher_order_name(node: Node) -> str | None:
     """Return the name of the higher-order operator that ``node`` calls, if any."""
     target = node.target
     return str(target) if isinstance(target, HigherOrderOperator) else None
+
+
+def generated_lines(module: GraphModule) -> dict[int, Node]:
+    """Return the nodes of a graph by the line of its generated code."""
+    nodes = list(module.graph.nodes)
+    start, numbers = module._prologue_start, module._lineno_map or {}
+    return {start + line: nodes[n] for line, n in numbers.items() if n is not None}

@@ -31,6 +31,7 @@ from qfuse.capture.constants import (
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error, empty_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
+from qfuse.capture.inner_graphs import restore_origins
 from qfuse.capture.module import build_module
 from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
@@ -147,6 +148,7 @@ def _trace(
     strict = writes_shared_buffer(model, program, written_inputs(program))
     if strict:
         program = _export(model, (new_args, new_kwargs), dynamic_shapes, log, strict=True)
+    restore_origins(program, model)
     training = any(module.training for module in model.modules())
     fix = eval_mode_fix(model) if training else None
     call = (new_args, new_kwargs)

@@ -107,6 +107,8 @@ class Missed(Event):
         progress: How close the rule came to firing; ranks the rules that were tried at a node.
         pattern: The pattern of the rule with a caret under the part that did not match, in two
             lines; "" if the rule does not use a pattern.
+        held: Number of conditions of the pattern that hold.
+        conditions: The fewest that have to hold on the way that was tried; 0 without a pattern.
     """
 
     rule: str
@@ -116,6 +118,19 @@ class Missed(Event):
     at: Place
     progress: int = 0
     pattern: str = ""
+    held: int = 0
+    conditions: int = 0
+
+    @property
+    def how_far(self) -> str:
+        """How many conditions hold, in words; "" if they are not counted."""
+        return f"{self.held} of {self.conditions} conditions hold" if self.conditions else ""
+
+    @property
+    def told(self) -> str:
+        """The rule, how far it came, and why it did not fire."""
+        far = f" ({self.how_far})" if self.how_far else ""
+        return f"{self.rule}{far}: {self.reason}"
 
 
 EXPAND = "expand"

@@ -120,7 +120,7 @@ def _cost(affects: Affects, report: Report, target: Target) -> Cost:
         case Affects.AVOIDED:
             return "nothing: qfuse.compile does not use it there", 0.0
         case Affects.MACHINE:
-            return "not predicted", None
+            return _machine(report)
 
 
 def _inductor(report: Report) -> Cost:
@@ -129,6 +129,15 @@ def _inductor(report: Report) -> Cost:
         return "nothing: no product is quantized", 0.0
     lost = seconds_text(max(work.float_seconds - work.predicted_seconds, 0.0))
     return f"nothing with qfuse.compile; with Inductor up to {lost} per call", 0.0
+
+
+def _machine(report: Report) -> Cost:
+    work = report.work
+    if work is None:
+        return "nothing: no product is computed", 0.0
+    # Speeds are measured on the machine as it is.
+    whole = seconds_text(work.predicted_seconds)
+    return f"a part of the predicted {whole}, which is for this machine as it is", None
 
 
 def _threads(report: Report, target: Target) -> Cost:

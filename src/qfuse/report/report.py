@@ -32,6 +32,7 @@ from qfuse.report.actions import Action, actions_of
 from qfuse.report.data import SCHEMA, event_data, finite, read_report
 from qfuse.report.facts import Facts
 from qfuse.report.frame import to_frame
+from qfuse.report.misses import closest
 from qfuse.report.page import page_html
 from qfuse.report.page.given import check_overlays
 from qfuse.report.screen import COLUMNS, first_screen
@@ -129,6 +130,11 @@ class Report:
             if key not in best or miss.progress > best[key].progress:
                 best[key] = miss
         return tuple(best.values())
+
+    @property
+    def closest_at(self) -> dict[str, Missed]:
+        """The rule that came closest in any stage, by the name of the node."""
+        return closest(self._of(Missed))
 
     @property
     def work(self) -> WorkShare | None:

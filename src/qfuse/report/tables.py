@@ -111,30 +111,37 @@ def _why(event: Lowered, notes: Footnotes) -> str:
 
 
 def _left(report: Report) -> Iterator[Table]:
-    groups = Counter((e.place.op, e.reason) for e in report.left)
+    missed = report.closest_at
+    groups: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str, str], Place] = {}
+    for event in report.left:
+        miss = missed.get(event.place.node)
+        key = event.place.op, event.reason, "" if miss is None else miss.told
+        groups[key] += 1
+        first.setdefault(key, event.place)
     if not groups:
         return
-    # Reversed, so that the first of equal keys is kept.
-    first = {(e.place.op, e.reason): e.place for e in reversed(report.left)}
-    table = _table("Left as ops of their own", "count", "op", "because", "for example")
+    columns = ("count", "op", "because", "rule that came closest", "for example")
+    table = _table("Left as ops of their own", *columns)
     for key, count in _top(groups):
-        op, reason = key
-        table.add_row(str(count), op, escape(reason), _where(first[key]))
+        op, reason, near = key
+        table.add_row(str(count), op, escape(reason), escape(near), _where(first[key]))
     yield table
 
 
 def _misses(report: Report) -> Iterator[Any]:
-    groups: Counter[tuple[str, str]] = Counter()
-    first: dict[tuple[str, str], Missed] = {}
+    groups: Counter[tuple[str, str, str]] = Counter()
+    first: dict[tuple[str, str, str], Missed] = {}
     for miss in report.closest_misses:
-        key = (miss.rule, miss.reason)
+        key = (miss.rule, miss.reason, miss.how_far)
         groups[key] += 1
         first.setdefault(key, miss)
     if not groups:
         return
     table = _table("Not fused", "count", "rule that came closest", "because", "for example")
     for key, count in _top(groups):
-        table.add_row(str(count), key[0], escape(key[1]), _where(first[key].anchor))
+        because = f"{key[1]} ({key[2]})" if key[2] else key[1]
+        table.add_row(str(count), key[0], escape(because), _where(first[key].anchor))
     yield table
     # Below the table: a cell is too narrow for them.
     shown = [_Pattern(first[key]) for key, _ in _top(groups) if first[key].pattern]
@@ -181,8 +188,6 @@ def _rows(text: str, carets: str, width: int) -> Iterator[tuple[str, str]]:
 def _trouble(report: Report) -> Iterator[Any]:
     for event in report.rolled_back:
         yield Text(f"rolled back {event.key}: {event.reason}", "bold red")
-        if event.repro:
-            yield Text(f"  {event.repro}", "red")
         if event.repro:
             yield Text(f"  to reproduce: {event.repro}", "red")
     for note in report.notes:

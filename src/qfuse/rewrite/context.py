@@ -113,8 +113,11 @@ class PassResult:
     ) -> None:
         """Record why ``rule`` did not fire at ``node``."""
         places = place_of(node), place_of(miss.at)
-        pattern = pointed(miss)
-        event = Missed(context.stage, rule, miss.code, miss.reason, *places, miss.progress, pattern)
+        event = Missed(
+            *(context.stage, rule, miss.code, miss.reason, *places, miss.progress, pointed(miss)),
+            held=miss.held,
+            conditions=miss.conditions,
+        )
         self.misses.append((rule, miss))
         self.missed.append(event)
         context.miss(program, event)

@@ -30,11 +30,17 @@ class Miss(Refusal):
         fields: The keyword arguments of the template.
 
     Attributes:
+        held: Number of conditions of the pattern that hold.
+        conditions: The fewest that have to hold on the way that was tried; 0 if the rule does not
+            use a pattern.
         trace: The pattern parts from the root to the one that failed; empty if the rule does not
             use a pattern. :func:`qfuse.rewrite.pattern.explain_miss` shows it.
     """
 
-    __slots__ = ("_fields", "_template", "_values", "at", "code", "progress", "trace")
+    __slots__ = (
+        *("_fields", "_template", "_values", "at", "code"),
+        *("conditions", "held", "progress", "trace"),
+    )
 
     def __init__(
         self,
@@ -48,6 +54,7 @@ class Miss(Refusal):
         self.code = code
         self.at = at
         self.progress = progress
+        self.held = self.conditions = 0
         self.trace: tuple[object, ...] = ()
         self._template = template
         self._values = values

@@ -205,6 +205,7 @@ def _compiler(target: Target, seen: Environment) -> Iterator[Finding]:
             "Python headers",
             "Python.h is missing: plain torch.compile cannot bind the code that it compiles",
             "install the headers of this interpreter (Debian: apt install python3-dev)",
+            Affects.INDUCTOR,
         )
 
 

@@ -71,7 +71,9 @@ def test_warnings_come_first_and_then_what_costs_most() -> None:
     findings = qfuse.lint(
         Twice(), (torch.randn(16, 64),), target=Target.for_testing(), options=OPTIONS
     )
-    keys = [(f.severity is Severity.INFO, -(f.predicted_us or 0)) for f in findings]
+    keys = [
+        (f.severity is Severity.INFO, -(f.predicted_us or 0), -(f.lost_db or 0)) for f in findings
+    ]
     assert keys == sorted(keys)
 
 
@@ -103,7 +105,10 @@ def test_findings_are_data() -> None:
         Twice(), (torch.randn(16, 64),), target=Target.for_testing(), options=OPTIONS
     )
     data = json.loads(json.dumps([f.to_dict() for f in findings]))
-    assert set(data[0]) == {"code", "severity", "place", "seen", "fix", "predicted_us", "numbers"}
+    assert set(data[0]) == {
+        *("code", "severity", "place", "seen", "fix"),
+        *("predicted_us", "lost_db", "numbers"),
+    }
     assert str(findings[0]).startswith("warning ")
 
 

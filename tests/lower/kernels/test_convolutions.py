@@ -195,7 +195,8 @@ def refused(case: ConvolutionCase) -> str:
 
 def test_refuses_scales_along_the_input_channels() -> None:
     assert refused(ConvolutionCase(axis=1)) == (
-        "the weight is scaled in blocks of *x1x*x*, not per output channel"
+        "the weight's scales run along the input channels, one each: "
+        "kernels take one per output channel"
     )
 
 

@@ -7,119 +7,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed
 import torch.nn.functional as F
-from tests.report.advice.weighted import SIZE, Forward, Weighted
+from tests.report.advice.models import (
+    SIZE,
+    Convolved,
+    Forward,
+    Grouped,
+    Weighted,
+    activations,
+    by_hand,
+    dynamic,
+    heads,
+    images,
+    in_parts,
+    linear,
+    one_linear,
+    per_feature,
+    quantized,
+    rounded,
+    shifted,
+    static,
+    weight,
+)
 from torch import nn
-from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
 from qfuse.ir.events import MissCode
 
 _PT2E = torch.ops.quantized_decomposed
-
-
-def weight(m: Weighted, axis: int = 0) -> torch.Tensor:
-    """The weight, quantized by PT2E with one scale per index of an axis."""
-    args = (m.w, m.s, m.z, axis, -128, 127, torch.int8)
-    made: torch.Tensor = _PT2E.dequantize_per_channel(*args)
-    return made
-
-
-def by_hand(m: Weighted) -> torch.Tensor:
-    """The weight, dequantized by hand."""
-    made: torch.Tensor = m.w.float() * m.s[:, None]
-    return made
-
-
-def static(x: torch.Tensor, scale: float = 0.05, dtype: torch.dtype = torch.int8) -> torch.Tensor:
-    """Quantize and dequantize as PT2E does, with one scale."""
-    info = torch.iinfo(dtype)
-    args = (scale, 0, info.min, info.max, dtype)
-    made: torch.Tensor = _PT2E.dequantize_per_tensor(_PT2E.quantize_per_tensor(x, *args), *args)
-    return made
-
-
-def rounded(x: torch.Tensor, low: int = -128, high: int = 127) -> torch.Tensor:
-    """Quantize and dequantize by hand."""
-    return torch.clamp(torch.round(x / 0.05), low, high).to(torch.int8).float() * 0.05
-
-
-def dynamic(x: torch.Tensor, divisor: float = 127.0, least: float | None = 1e-12) -> torch.Tensor:
-    """Quantize and dequantize by hand, with a scale per row."""
-    most = x.abs().amax(-1, keepdim=True)
-    scale = (most if least is None else most.clamp(min=least)) / divisor
-    return torch.clamp(torch.round(x / scale), -127, 127).to(torch.int8).float() * scale
-
-
-def linear(m: Weighted, x: torch.Tensor) -> torch.Tensor:
-    """A linear whose operands are quantized by PT2E."""
-    return F.linear(static(x), weight(m))
-
-
-def heads(x: torch.Tensor) -> torch.Tensor:
-    """An operand of attention: batch, heads, positions, features."""
-    return static(x.view(1, 4, 16, SIZE))
-
-
-def in_parts(x: torch.Tensor) -> torch.Tensor:
-    """Attention by ops that quantize everything that is multiplied."""
-    scores = heads(x) @ heads(x).transpose(-1, -2) / SIZE**0.5
-    return static(torch.softmax(scores, -1), 1 / 127) @ heads(x)
-
-
-def per_feature(m: Weighted, x: torch.Tensor) -> torch.Tensor:
-    """Quantize and dequantize with one scale per feature of the input."""
-    args = (m.s, m.z, 1, -128, 127, torch.int8)
-    made: torch.Tensor = _PT2E.dequantize_per_channel(_PT2E.quantize_per_channel(x, *args), *args)
-    return made
-
-
-def quantized(model: nn.Module) -> nn.Module:
-    """Quantize the linears of a model with torchao."""
-    quantize_(model, Int8DynamicActivationInt8WeightConfig())
-    return model
-
-
-def one_linear() -> nn.Module:
-    """A float model."""
-    return nn.Sequential(nn.Linear(SIZE, SIZE)).eval()
-
-
-class Convolved(nn.Module):
-    """A convolution of an image; its operands are quantized by PT2E, along an axis, or not."""
-
-    w: torch.Tensor
-
-    def __init__(self, *, by_pt2e: bool, axis: int = 0) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(32, 32, 3, padding=1, bias=False)
-        self.register_buffer("w", torch.randint(-127, 127, (32, 32, 3, 3)).to(torch.int8))
-        self.register_buffer("s", torch.full((32,), 0.01))
-        self.register_buffer("z", torch.zeros(32, dtype=torch.int64))
-        self._by_pt2e, self._axis = by_pt2e, axis
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self._by_pt2e:
-            made: torch.Tensor = self.conv(x)
-            return made
-        args = (self.w, self.s, self.z, self._axis, -128, 127, torch.int8)
-        return F.conv2d(static(x), _PT2E.dequantize_per_channel(*args), padding=1)
-
-
-def images() -> tuple[torch.Tensor, ...]:
-    """Two images."""
-    return (torch.randn(2, 32, 28, 28),)
-
-
-def shifted(m: Weighted, x: torch.Tensor, zero_point: int) -> torch.Tensor:
-    """A linear of values that are quantized by hand with a zero point."""
-    q = torch.clamp(torch.round(x / 0.05) + zero_point, 0, 255).to(torch.uint8)
-    return F.linear((q.float() - zero_point) * 0.05, by_hand(m))
-
-
-def activations(count: int = 1, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
-    """Random activations of 64 rows."""
-    return tuple(torch.randn(64, SIZE, dtype=dtype) for _ in range(count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,6 +268,7 @@ CASES = (
         lambda m, x: F.linear(x, weight(m)),
     ),
     _convolution("weight-scale-per-output", MissCode.NO_KERNEL, by_pt2e=True, axis=1),
+    Case("group-size", MissCode.NO_KERNEL, lambda: Grouped(4), lambda: Grouped(32)),
     _case(
         "activation-scale-per-row",
         MissCode.NO_KERNEL,

@@ -9,15 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.passes.test_equality import static
-from tests.report.advice.cases import CASES, Case, activations, linear, weight
-from tests.report.advice.cases import static as quantized
+from tests.report.advice.cases import CASES, Case
+from tests.report.advice.models import Forward, Weighted, activations, linear, weight
+from tests.report.advice.models import static as quantized
 from tests.report.advice.reports import reports
-from tests.report.advice.weighted import Forward, Weighted
 from torch import nn
 
 import qfuse
 from qfuse import kernels
 from qfuse.ir.events import MissCode
+from qfuse.kernels.build import build
+from qfuse.kernels.compilation.compiler import KernelBuildError
 from qfuse.passes import MergeLinears
 from qfuse.report import Report
 from qfuse.report.actions import Action
@@ -27,7 +29,9 @@ from qfuse.targets import Target
 PAGE = Path(__file__).parents[3] / "docs" / "report.md"
 pytestmark = pytest.mark.export
 # The settings of the machine and of the standalone passes.
-OTHERS = {"build-kernels", "assumed-equality"}
+OTHERS = {"build-kernels", "cache-folder", "assumed-equality"}
+# What helps depends on the surrounding ops; the suggestions that they have say what.
+GENERAL = {MissCode.SHARED, MissCode.PATTERN}
 
 
 def explained(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Report:
@@ -70,6 +74,33 @@ def test_a_suggestion_helps_when_it_is_followed(case: Case) -> None:
 
 
 @pytest.mark.own_kernels
+def test_a_folder_for_the_cache_that_can_be_written_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with monkeypatch.context() as patch:
+        patch.setenv("QFUSE_CACHE_DIR", str(file / "below"))
+        missing = kernels.KernelLibrary(available=False, reason=_unusable())
+        patch.setattr(kernels, "load", lambda *_: missing)
+        before = explained(Weighted(linear), activations())
+    after = explained(Weighted(linear), activations())
+
+    (action,) = advised(before, "cache-folder")
+    assert "\n" not in action.reason
+    assert "do: point QFUSE_CACHE_DIR at a folder that can be written to" in before.text()
+    assert advised(after, "cache-folder") == []
+    assert "qfuse.linear_w8a8" in after.kernels
+
+
+def _unusable() -> str:
+    """Why kernels cannot be built in the folder of the cache."""
+    with pytest.raises(KernelBuildError) as error:
+        build(None)
+    return str(error.value)
+
+
+@pytest.mark.own_kernels
 def test_kernels_that_are_not_there_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
     # Of PyTorch's kernels none takes an activation of uint8.
     missing = kernels.KernelLibrary(available=False, reason="no C++ compiler was found")
@@ -108,6 +139,22 @@ def test_every_miss_code_has_a_suggestion_or_a_reason_for_none() -> None:
 
     assert answered | set(NEEDS_NONE) == set(MissCode)
     assert all(NEEDS_NONE.values())
+
+
+def test_every_miss_code_has_an_entry_in_the_documentation() -> None:
+    section = PAGE.read_text("utf-8").split("## Miss codes")[1]
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+
+    assert sorted(code for code, _, _ in rows) == sorted(MissCode)
+    # What usually helps is there for each code that has a suggestion.
+    without = {code for code, _, helps in rows if helps.strip() == "-"}
+    assert without <= set(NEEDS_NONE) | GENERAL
+
+
+def test_every_miss_code_has_an_example() -> None:
+    seen = {case.code for case in CASES} | set(WITHOUT) | {MissCode.NO_VALUES}
+
+    assert seen - {None} == set(MissCode)
 
 
 def test_every_suggestion_has_an_entry_in_the_documentation() -> None:

@@ -15,6 +15,7 @@ from tests.support.graphs.board import (
     hit,
     miss,
 )
+from torch.fx import Node
 
 from qfuse.ir.events import Exactness, MissCode
 from qfuse.rewrite.driver import apply_rules
@@ -113,3 +114,50 @@ def test_a_rule_is_tried_at_the_ops_that_its_pattern_starts_with(on: Board) -> N
     result = apply_rules(program, [Silu()])
     assert result.fired == {"silu": 1}
     assert [(name, found.code) for name, found in result.misses] == [("silu", MissCode.PATTERN)]
+
+
+def far(pattern: Pattern, node: Node) -> tuple[int, int]:
+    found = miss(pattern, node)
+    return found.held, found.conditions
+
+
+def test_how_many_of_the_conditions_hold(on: Board) -> None:
+    deep = op(aten.neg.default, op(aten.round.default, op(aten.abs.default, X)))
+    assert far(deep, on.neg(on.x)) == (1, 4)
+    assert far(deep, on.neg(on.round(on.x))) == (2, 4)
+
+    # What is nested in a sibling that was not reached is counted too.
+    both = op(aten.neg.default, X) + op(aten.abs.default, Y)
+    assert far(both, on.add(on.round(on.x), on.round(on.y))) == (1, 5)
+    assert far(both, on.add(on.neg(on.x), on.round(on.y))) == (3, 5)
+    assert far(both, on.add(on.round(on.y), on.neg(on.x))) == (3, 5)
+
+
+def test_guards_and_defaults_are_conditions(on: Board) -> None:
+    true = where(lambda x: x.name == "x", MissCode.SHAPE, "it is not x")
+    false = where(lambda x: x.name == "y", MissCode.SHAPE, "it is not y")
+    first = op(aten.neg.default, X)
+    assert far(first.given(true, false, true), on.neg(on.x)) == (3, 5)
+    assert far(first.given(true) + op(aten.abs.default, Y), on.add(on.neg(on.x), on.y)) == (4, 6)
+    assert far(X + Y, on.add(on.x, on.y, alpha=2)) == (3, 4)
+
+
+def test_of_alternatives_the_one_that_was_tried_is_counted(on: Board) -> None:
+    scaled = op(aten.round.default, Either(X / S, X * op(aten.reciprocal.default, S)))
+    assert far(scaled, on.round(on.abs(on.x))) == (1, 4)
+    assert far(scaled, on.round(on.mul(on.x, on.abs(on.y)))) == (3, 5)
+
+
+def test_the_events_of_misses_say_how_far_they_came(on: Board) -> None:
+    class Never(PatternRule):
+        name = "never"
+        exactness = Exactness.EXACT
+        pattern = op(aten.neg.default, op(aten.abs.default, X))
+
+        def rewrite(self, site: Match, rw: Rewriter) -> None:
+            raise AssertionError(site, rw)
+
+    program = on.b.done(on.neg(on.x))
+    (event,) = apply_rules(program, [Never()]).missed
+    assert (event.held, event.conditions) == (1, 3)
+    assert event.how_far == "1 of 3 conditions hold"

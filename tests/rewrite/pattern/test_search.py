@@ -153,7 +153,8 @@ def test_it_finds_what_a_naive_matcher_finds(pattern: Pattern, tree: Any) -> Non
     wanted, found = naive(pattern, node), match(pattern, node)
     if isinstance(wanted, int):
         assert isinstance(found, Miss)
-        assert found.progress == wanted
+        assert found.progress == found.held == wanted
+        assert found.held < found.conditions
     else:
         assert isinstance(found, Match)
         assert found.bound == wanted

@@ -34,6 +34,8 @@ class LintCheck(ABC):
         seen: str,
         fix: str,
         predicted_us: float | None = None,
+        *,
+        lost_db: float | None = None,
         **numbers: float | str,
     ) -> LintFinding:
         """Return a finding at ``node``.
@@ -43,8 +45,10 @@ class LintCheck(ABC):
             seen: What was seen.
             fix: What to change.
             predicted_us: What the change saves per call.
+            lost_db: Decibels that the tensor loses.
             **numbers: The numbers behind ``seen``.
         """
         # A change that saves nothing here may still repair accuracy.
         saved = None if predicted_us is None else max(predicted_us, 0.0)
-        return LintFinding(self.code, self.severity, place_of(node), seen, fix, saved, numbers)
+        place = place_of(node)
+        return LintFinding(self.code, self.severity, place, seen, fix, saved, lost_db, numbers)

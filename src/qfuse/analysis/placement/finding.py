@@ -32,6 +32,8 @@ class LintFinding:
         fix: What to change, as an instruction.
         predicted_us: Microseconds per call that the change is predicted to save; ``None`` if the
             cost model does not know.
+        lost_db: Decibels of signal-to-noise that the quantized tensor loses on the example, beside
+            what the change leaves; ``None`` if the finding is not about accuracy.
         numbers: The numbers behind ``seen``, by names with units.
     """
 
@@ -41,11 +43,17 @@ class LintFinding:
     seen: str
     fix: str
     predicted_us: float | None = None
+    lost_db: float | None = None
     numbers: dict[str, float | int | str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        cost = "" if self.predicted_us is None else f" (predicted {self.predicted_us:.1f} us)"
+        cost = f" ({self.cost})" if self.cost else ""
         return f"{self.severity} {self.code} at {self.place}: {self.seen}{cost}; do: {self.fix}"
+
+    @property
+    def cost(self) -> str:
+        """What it costs, in words."""
+        return cost_text(self.predicted_us, self.lost_db)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -55,9 +63,19 @@ class LintFinding:
         """Return it as an event of a report, which lists it among what to do."""
         seconds = None if self.predicted_us is None else self.predicted_us / 1e6
         warn = self.severity is Severity.WARNING
-        return Noted(self.code, self.seen, self.place, warn, self.fix, seconds)
+        # The time is a field of its own.
+        lost = cost_text(None, self.lost_db)
+        text = f"{self.seen} ({lost})" if lost else self.seen
+        return Noted(self.code, text, self.place, warn, self.fix, seconds)
 
 
-def by_importance(finding: LintFinding) -> tuple[bool, float]:
-    """Return a key that sorts warnings first, then by predicted cost."""
-    return finding.severity is not Severity.WARNING, -(finding.predicted_us or 0.0)
+def cost_text(predicted_us: float | None, lost_db: float | None) -> str:
+    """Return a predicted time per call and a loss of accuracy in words; "" if both are unknown."""
+    parts = [] if predicted_us is None else [f"predicted {predicted_us:.1f} us per call"]
+    return ", ".join(parts if lost_db is None else [*parts, f"{lost_db:.0f} dB lost"])
+
+
+def by_importance(finding: LintFinding) -> tuple[bool, float, float]:
+    """Return a key that sorts warnings first, then by predicted time and lost accuracy."""
+    info = finding.severity is not Severity.WARNING
+    return info, -(finding.predicted_us or 0.0), -(finding.lost_db or 0.0)

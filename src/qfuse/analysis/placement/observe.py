@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,12 @@ class Observed:
     zero_point: int
     levels: int
     blocks: int
+
+    @property
+    def lost_db(self) -> float:
+        """How much more noise there is than with a range that covers all values."""
+        least = 1e-30
+        return max(10 * math.log10(max(self.error, least) / max(self.covering, least)), 0.0)
 
 
 def observe(program: NormalGraph, inputs: Sequence[torch.Tensor]) -> dict[Node, Observed]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from qfuse.analysis.placement.finding import LintFinding, Severity
+from qfuse.analysis.placement.finding import LintFinding, Severity, cost_text
 from qfuse.report.screen import line_text
 
 _STYLES = {Severity.WARNING: "yellow", Severity.INFO: "dim"}
@@ -36,7 +36,9 @@ def lint_table(findings: Sequence[LintFinding]) -> Group:
 def _paragraph(group: Sequence[LintFinding]) -> list[RenderableType]:
     first = group[0]
     known = [f.predicted_us for f in group if f.predicted_us is not None]
-    cost = f", predicted {sum(known):.1f} us per call" if known else ""
+    lost = [f.lost_db for f in group if f.lost_db is not None]
+    cost = cost_text(sum(known) if known else None, max(lost, default=None))
+    cost = f", {cost}" if cost else ""
     times = f"{len(group)} x " if len(group) > 1 else ""
     title = Text(f"{times}{first.code}{cost}", f"bold {_STYLES[first.severity]}")
     lines: list[RenderableType] = [title]

@@ -19,6 +19,11 @@ from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
+_PER_INPUT = (
+    "the weight's scales run along the input channels, one each: "
+    "kernels take one per output channel"
+)
+
 
 def check_per_tensor(problem: ConvolutionProblem) -> Refusal | None:
     """Refuse quantized activations that are not scaled per tensor."""
@@ -36,6 +41,8 @@ def check_channels(problem: ConvolutionProblem) -> Refusal | None:
         return Refusal("the weight is not quantized")
     if is_per_channel(problem):
         return None
+    if _is_alone(problem, fused.weight_params.spec.block, outputs=False):
+        return Refusal(_PER_INPUT)
     text = fused.weight_params.spec.block_text()
     return Refusal(f"the weight is scaled in blocks of {text}, not per output channel")
 
@@ -45,12 +52,12 @@ def is_per_channel(problem: ConvolutionProblem) -> bool:
     params, shape = problem.fused.weight_params, shape_of(problem.fused.weight)
     assert params is not None, "checked before"
     block = params.spec.block
-    return is_whole(block, shape) or _has_whole_features(problem, block)
+    return is_whole(block, shape) or _is_alone(problem, block, outputs=True)
 
 
-def _has_whole_features(problem: ConvolutionProblem, block: Block) -> bool:
-    """Whether every output channel of a group has its own scale."""
-    axis = 1 if problem.fused.transposed else 0
+def _is_alone(problem: ConvolutionProblem, block: Block, *, outputs: bool) -> bool:
+    """Whether every output channel, or every input channel, of a group has its own scale."""
+    axis = 1 if problem.fused.transposed == outputs else 0
     shape = shape_of(problem.fused.weight)
     rest = [(b, s) for i, (b, s) in enumerate(zip(block, shape, strict=True)) if i != axis]
     return block[axis] == 1 and is_whole(tuple(b for b, _ in rest), [s for _, s in rest])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qfuse.ir.events import MissCode
+from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.report.advice.advice import LOOKED_UP, OF_A_MODULE, Advice, Cause
 
 _QUANTIZED = (
@@ -187,8 +188,14 @@ _KERNELS = (
         "weight-scale-per-output",
         "give the weight one scale per output feature (its axis 0)",
         (MissCode.NO_KERNEL,),
-        "the weight's scales run along the input features|"
+        "the weight's scales run along the input (features|channels)|"
         "the weight is scaled in blocks of .*, not per output channel",
+    ),
+    Advice(
+        "group-size",
+        f"choose a group size that divides the inputs: a multiple of {GROUP_MULTIPLE}",
+        (MissCode.NO_KERNEL,),
+        "groups must be whole, of a multiple of",
     ),
     Advice(
         "activation-scale-per-row",
@@ -207,6 +214,12 @@ _KERNELS = (
         "compute in float32: model.float(), and float32 inputs",
         (MissCode.NO_KERNEL,),
         "is computed in float64",
+    ),
+    Advice(
+        "cache-folder",
+        "point QFUSE_CACHE_DIR at a folder that can be written to",
+        (None,),
+        "qfuse's own kernels are not available: the kernel cache cannot be used",
     ),
     Advice(
         "build-kernels",

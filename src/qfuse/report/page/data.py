@@ -236,12 +236,15 @@ def _sites(report: Report) -> Iterator[_Site]:
     """Yield the sites: lowered ops, ops that were left, and nodes that no rule rewrote."""
     for event in (*report.fused, *report.in_float, *report.expanded, *report.refused):
         yield _lowered(event)
+    missed = report.closest_at
     for left in report.left:
         status = "needed" if left.needed else "left"
-        yield _Site(status, left.place, left.place.op, "", left.reason)
+        miss = missed.get(left.place.node)
+        near = "" if miss is None else f"; closest, {miss.told}"
+        pattern = "" if miss is None else miss.pattern
+        yield _Site(status, left.place, left.place.op, "", left.reason + near, None, pattern)
     for miss in report.closest_misses:
-        why = f"{miss.rule}: {miss.reason}"
-        yield _Site("not fused", miss.anchor, miss.anchor.op, "", why, None, miss.pattern)
+        yield _Site("not fused", miss.anchor, miss.anchor.op, "", miss.told, None, miss.pattern)
 
 
 def _predicted(report: Report, sites: Sequence[_Site]) -> dict[str, tuple[str, float]]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qfuse.ir.events import Place
+from qfuse.report.screen import line_text
+
 if TYPE_CHECKING:
     from qfuse.report.report import Report
 
@@ -17,7 +20,7 @@ class ToDo:
         do: What to change, or "".
         why: The reason.
         seconds: Predicted seconds per call that it costs; ``None`` if unknown.
-        place: Path of the module of its first place, or "".
+        place: The module of its first place, or its line, or "".
         nodes: Names of the nodes that it is about.
     """
 
@@ -35,11 +38,15 @@ def all_to_do(report: Report) -> tuple[ToDo, ...]:
             "" if action.advice is None else action.advice.do,
             f"{action.tried}: {action.reason}",
             action.seconds,
-            action.places[0].module if action.places else "",
+            _where(action.places),
             tuple(place.node for place in action.places),
         )
         for action in report.actions
     )
+
+
+def _where(places: tuple[Place, ...]) -> str:
+    return (places[0].module or line_text(places[0])) if places else ""
 
 
 def suggestions(items: tuple[ToDo, ...]) -> dict[str, str]:

@@ -69,6 +69,7 @@ class Part(ABC):
         vars(new).update(changes)
         # `copy` also copies cached properties; `size` and `heads` do not depend on a refinement.
         vars(new).pop("has_core", None)
+        vars(new).pop("least", None)
         return new
 
     @abstractmethod
@@ -98,6 +99,17 @@ class Part(ABC):
     def size(self) -> int:
         """Number of parts, each counted once per occurrence in the pattern."""
         return 1 + sum(child.size for child in self.children)
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest conditions that hold where the part matches: parts and guards."""
+        return self.weight + sum(child.least for child in self.children) + len(self.guards)
+
+    def behind(self, child: object) -> int:
+        """Return the fewest conditions of the part that are tested after a nested part."""
+        numbers = [index for index, each in enumerate(self.children) if each is child]
+        later = self.children[numbers[0] + 1 :] if numbers else ()
+        return sum(each.least for each in later) + len(self.guards)
 
     @cached_property
     def has_core(self) -> bool:
@@ -152,7 +164,10 @@ class Part(ABC):
         conflicts, outer, matched = search.conflicts, search.closest, False
         search.closest = None
         search.enter(self.weight, core=self.core_at == 0)
+        before = search.held
+        search.held += self.weight
         for _ in self.parts(value, search, frame):
+            inside = search.held
             added = search.test(self.guards, frame, self.core_at)
             if added is None:
                 continue
@@ -160,7 +175,9 @@ class Part(ABC):
                 matched = True
                 search.reopen(outer)
             yield
+            search.held = inside
             search.forget(added, core=bool(self.core_at))
+        search.held = before
         search.leave(self.weight, core=self.core_at == 0)
         if not matched:
             # A failure on which a capture or a guard had an influence may be a match elsewhere.

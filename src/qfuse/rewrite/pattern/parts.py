@@ -192,7 +192,7 @@ class OpPattern(Pattern):
             if not same_value(default, given[name]):
                 details = Literal(default, name, MissCode.ARGUMENT).read(given[name])
                 assert isinstance(details, Mismatch), "they differ"
-                search.fail(frame, details)
+                search.fail(frame, details, 1 + len(self.guards))
                 return False
         return True
 
@@ -251,6 +251,16 @@ class Either(Pattern):
             # An alternative for other ops cannot match here, so it is not counted as an attempt.
             if each.heads is None or self.heads is None or is_call(value, *each.heads):
                 yield from each.walk(value, search, frame)
+
+    @cached_property
+    def least(self) -> int:
+        """Those of the alternative with the fewest."""
+        return min(each.least for each in self.alternatives) + len(self.guards)
+
+    def behind(self, child: object) -> int:
+        """Return the number of guards: only one alternative has to match."""
+        del child
+        return len(self.guards)
 
     def show(self, out: Writer) -> None:
         """Write the alternatives."""

@@ -35,6 +35,17 @@ class Mismatch(NamedTuple):
     fields: Mapping[str, object] = {}
 
 
+class Counted(Protocol):
+    """A part, as far as its conditions are counted."""
+
+    @property
+    def least(self) -> int:
+        """The fewest conditions of a match."""
+
+    def behind(self, child: object) -> int:
+        """Return the fewest conditions that are tested after a nested part."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """A part being matched to a value, and the frame of the enclosing part.
@@ -46,12 +57,17 @@ class Frame:
     """
 
     above: Frame | None
-    part: object
+    part: Counted
     node: Node
 
     def trace(self) -> tuple[object, ...]:
         """Return the parts from the root of the pattern to this one."""
         return (*(self.above.trace() if self.above is not None else ()), self.part)
+
+    def open(self) -> int:
+        """Return the fewest conditions that enclosing parts test after this one."""
+        above = self.above
+        return 0 if above is None else above.part.behind(self.part) + above.open()
 
 
 class Guard(Protocol):
@@ -70,12 +86,16 @@ class Failure:
         miss: The reason.
         core: Number of core parts matched so far; the root counts if no part is marked.
         count: Number of parts matched so far.
+        held: Number of conditions that hold: parts and guards, also those of parts before.
+        left: The fewest conditions of the part that do not hold, or were not tested.
     """
 
     frame: Frame
     miss: Miss
     core: int
     count: int
+    held: int
+    left: int
 
     def further_than(self, other: Failure | None) -> bool:
         """Whether the search came further here than in ``other``; ties keep the first."""
@@ -89,6 +109,8 @@ class Failure:
         """Return the miss with its progress and trace."""
         self.miss.progress = self.count if self.core else 0
         self.miss.trace = self.frame.trace()
+        self.miss.held = self.held
+        self.miss.conditions = self.held + self.left + self.frame.open()
         return self.miss
 
 
@@ -133,18 +155,19 @@ class Search:
     Attributes:
         bound: The captured values by name.
         closest: The failure at which the search came furthest.
+        held: Number of conditions that hold.
         conflicts: Number of failures that depend on captures made elsewhere.
     """
 
     def __init__(self, root: Node, size: int, *, rooted: bool) -> None:
         self.bound: dict[str, object] = {}
         self.closest: Failure | None = None
-        self.conflicts = 0
+        self.conflicts = self.held = 0
         self._root = root
         self._rooted = rooted
         self._core = self._count = 0
         self._budget = self._left = min(_STEPS_PER_PART * size, _MOST_STEPS)
-        self._dead: dict[tuple[int, Node], tuple[Failure | None, int, int]] = {}
+        self._dead: dict[tuple[int, Node], tuple[Failure | None, int, int, int]] = {}
 
     def spend(self) -> bool:
         """Spend one step of the budget; return whether one was left."""
@@ -171,12 +194,19 @@ class Search:
         self.conflicts += 1
         return False
 
-    def fail(self, frame: Frame, refusal: Mismatch) -> None:
-        """Record a failure at ``frame``."""
+    def fail(self, frame: Frame, refusal: Mismatch, left: int | None = None) -> None:
+        """Record a failure at ``frame``.
+
+        Args:
+            frame: The part that did not match.
+            refusal: The reason.
+            left: The fewest conditions of the part that do not hold; ``None`` is all of them.
+        """
         if not self._is_furthest():
             return
         fields = shown({**self.bound, **refusal.fields, "node": frame.node})
-        self._note(frame, Miss(refusal.code, frame.node, refusal.text, fields=fields))
+        miss = Miss(refusal.code, frame.node, refusal.text, fields=fields)
+        self._note(frame, miss, frame.part.least if left is None else left)
 
     def test(
         self, guards: tuple[Guard, ...], frame: Frame, core_at: int | None = None
@@ -189,19 +219,20 @@ class Search:
             core_at: The number of guards after which the part counts as core; 0 is before all.
         """
         added: list[str] = []
-        count, core = self._count, self._core
+        count, core, held = self._count, self._core, self.held
         for index, guard in enumerate(guards):
             # A mark on the part itself (0) was counted by `enter`.
             self._core += index > 0 and index == core_at
             found = guard.test(self.bound, frame.node)
             if isinstance(found, Miss):
                 self.conflicts += 1
-                self._note(frame, found)
+                self._note(frame, found, len(guards) - index)
                 self.forget(added)
-                self._count, self._core = count, core
+                self._count, self._core, self.held = count, core, held
                 return None
             # Each guard that holds counts as progress, so a later failure wins.
             self._count += 1
+            self.held += 1
             self.bound.update(found)
             added += found
         self._count, self._core = count, core + bool(core_at)
@@ -218,16 +249,22 @@ class Search:
         known = self._dead.get((id(part), node))
         if known is None:
             return False
-        failure, core, count = known
+        failure, core, count, held = known
         # The same failure counts for more where more parts around it have matched.
         if failure is not None:
-            more = failure.core + self._core - core, failure.count + self._count - count
-            self._keep(replace(failure, core=more[0], count=more[1]))
+            self._keep(
+                replace(
+                    failure,
+                    core=failure.core + self._core - core,
+                    count=failure.count + self._count - count,
+                    held=failure.held + self.held - held,
+                )
+            )
         return True
 
     def bury(self, part: object, node: Node) -> None:
         """Memoize that ``part`` does not match ``node``, with ``closest`` as the reason."""
-        self._dead[id(part), node] = self.closest, self._core, self._count
+        self._dead[id(part), node] = self.closest, self._core, self._count, self.held
 
     def reopen(self, outer: Failure | None) -> None:
         """Restore ``outer``, the closest failure outside of a part, and merge the inner one."""
@@ -248,8 +285,8 @@ class Search:
         known = self.closest
         return known is None or (self._core > 0, self._count) > (known.core > 0, known.count)
 
-    def _note(self, frame: Frame, miss: Miss) -> None:
-        self._keep(Failure(frame, miss, self._core, self._count))
+    def _note(self, frame: Frame, miss: Miss, left: int) -> None:
+        self._keep(Failure(frame, miss, self._core, self._count, self.held, left))
 
     def _keep(self, failure: Failure) -> None:
         if failure.further_than(self.closest):

@@ -39,6 +39,7 @@ class ClippedRange(LintCheck):
                     f"[{seen.low:.4g}, {seen.high:.4g}]",
                     f"calibrate with inputs like these, or a scale of {seen.scale:.4g} "
                     f"and a zero point of {seen.zero_point}",
+                    lost_db=seen.lost_db,
                     clipped_fraction=count / seen.elements,
                     range_low=seen.least,
                     range_high=seen.most,
@@ -65,6 +66,7 @@ class RangeAsRelu(LintCheck):
                 f"the range begins at 0 and clips {_share(seen.below / seen.elements)} of the "
                 f"example's values, which reach {seen.low:.4g}: the quantize acts as a relu",
                 "if no relu is meant here, use a range with negative values",
+                lost_db=seen.lost_db,
                 clipped_fraction=seen.below / seen.elements,
                 value_low=seen.low,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from qfuse.analysis.placement.check import LintCheck
 from qfuse.analysis.placement.finding import LintFinding
@@ -37,18 +38,21 @@ class DoubleRounding(LintCheck):
         constant = constant_of(first.op.q) is not None
         what = "a quantized weight" if constant else "a quantized tensor"
         before, after = first.params, second.params
-        numbers: dict[str, float | str] = {"first": str(before.spec), "second": str(after.spec)}
+        numbers: dict[str, float | int | str] = {
+            "first": str(before.spec),
+            "second": str(after.spec),
+        }
         scales = one_scale(before), one_scale(after)
         if scales[0] and scales[1]:
             numbers["scale_ratio"] = scales[1] / scales[0]
-        return self.finding(
+        found = self.finding(
             second.node,
             f"{what} ({scale_text(before)}) is dequantized and quantized again "
             f"({scale_text(after)}) without a computation in between",
             "use the parameters of the first quantize for the second one, or remove the first",
             saved,
-            **numbers,
         )
+        return replace(found, numbers=numbers)
 
 
 def _same(first: Encoded, second: Quantize) -> bool:

@@ -60,11 +60,11 @@ def _quantized(node: Node) -> Node | None:
     return node if is_tensor and stored_spec(node) is not None else None
 
 
-def _cost(graph: LintGraph, node: Node) -> float | None:
+def _cost(graph: LintGraph, node: Node) -> float:
     """Return the cost of a quantize that is an op of its own; as part of a kernel it has none."""
     quantize = as_quantize(node)
     if quantize is None:
-        return None
+        return 0.0
     bits = bit_width(dtype_of(quantize.x))
     return graph.pass_us(node, [bits], [8]) + graph.pass_us(node, [8], [bits], calls=False)
 

@@ -32,7 +32,7 @@ class WeightAxis(LintCheck):
             if not weight.varies(product.other_summed):
                 continue
             in_float = not graph.computes_quantized(product)
-            saved = graph.float_us(product) - graph.int8_us(product) if in_float else None
+            saved = graph.float_us(product) - graph.int8_us(product) if in_float else 0.0
             name = op_name(product.node).removeprefix("aten.")
             consequence = ", so it is computed in float" if in_float else ""
             yield self.finding(

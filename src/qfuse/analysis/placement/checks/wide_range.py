@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -54,6 +55,7 @@ class WideRange(LintCheck):
                     f"{seen.most:.4g}]",
                     f"calibrate with inputs like these, or a scale of {seen.scale:.4g} "
                     f"and a zero point of {seen.zero_point}",
+                    lost_db=_lost_db(seen.levels, levels),
                     levels_used=seen.levels,
                     levels=levels,
                 )
@@ -78,9 +80,15 @@ class WideRange(LintCheck):
                     f"no block of this weight uses more than {used} of {levels} levels",
                     f"divide its scales by about {levels / used:.2g} and quantize the float weight "
                     "again",
+                    lost_db=_lost_db(used, levels),
                     levels_used=used,
                     levels=levels,
                 )
+
+
+def _lost_db(used: int, levels: int) -> float:
+    """Return what is gained where steps are as much smaller as there are levels to spare."""
+    return 20 * math.log10(levels / used)
 
 
 def _enough(elements: int, blocks: int) -> bool:
