@@ -90,7 +90,7 @@ def test_bits_that_digits_barely_hold(isa: str, rows: int, dtype: torch.dtype) -
     del isa
     info = torch.finfo(dtype)
     ones = 2 - info.eps
-    tiny = info.tiny if dtype is torch.bfloat16 else info.smallest_normal / 4
+    tiny = info.tiny * 2.0**20 if dtype is torch.bfloat16 else info.smallest_normal / 4
     for values in (
         [ones], [-ones], [ones, -ones, 1.0], [1.0, -1.0], [0.0], [-0.0, 0.0], [tiny], [tiny, -ones],
         [ones * 2.0**8, 2.0**-14], [0.0, ones * 2.0**13, 1.0],

@@ -15,6 +15,9 @@ constexpr int kDigitTotals = 6;       // digits whose sums of a block fit into t
 // Groups of four k that are read again from the L1 cache for more digits. With a page at a time the
 // processor goes on prefetching; with longer slices memory waits while a slice is read again.
 constexpr int64_t kDigitSlice = 16;
+// Groups of four k after which the rests among them are added, from the L1 cache as well: the L2
+// cache does not keep all of a stream.
+constexpr int64_t kDigitStrip = 32;
 
 // sum += dot products of four u8 with four s8.
 QFUSE_INLINE void digit_dot(__m512i& sum, __m512i weights, const int8_t* digits) {
@@ -23,9 +26,9 @@ QFUSE_INLINE void digit_dot(__m512i& sum, __m512i weights, const int8_t* digits)
       : "v"(weights), "m"(*reinterpret_cast<const int32_t*>(digits)));
 }
 
-// Adds the products of some groups of four k to [Rows][Digits][64] sums.
+// Adds the products of some groups of four k to [Rows][Digits][64] sums. Inlined, two of them spill.
 template <int Rows, int Digits>
-QFUSE_INLINE void add_digits(const uint8_t* w, const int8_t* x, int64_t step, int64_t groups,
+__attribute__((noinline)) void add_digits(const uint8_t* w, const int8_t* x, int64_t step, int64_t groups,
                              int32_t* sums) {
   constexpr int kTotals = Rows * Digits * kDigitVectors;
   __m512i flip = _mm512_set1_epi8(-128);
@@ -62,40 +65,45 @@ QFUSE_INLINE void add_slice(const uint8_t* w, const int8_t* x, int64_t step, int
   }
 }
 
-template <int Rows, int Digits>
-void digit_sums(const qfuse::DigitTile& t, int32_t* sums) {
-  constexpr int64_t kStep = Rows * qfuse::kDigitBytes;
-  const int64_t groups = t.block.depth / qfuse::kGroup;
-  const int64_t slice = Rows * Digits <= kDigitTotals ? groups : kDigitSlice;
-  __builtin_memset(sums, 0, Rows * Digits * qfuse::kBlock * sizeof(int32_t));
-  for (int64_t g = 0; g < groups; g += slice) {
-    const int64_t count = groups - g < slice ? groups - g : slice;
-    add_slice<Rows, Digits>(t.block.codes + g * qfuse::kBlock * qfuse::kGroup, t.digits + g * kStep,
-                            kStep, count, sums);
+// Adds the products of rests before input feature `end` to [64] sums, and moves `from` behind them.
+inline void add_rests(const qfuse::RealBlock& b, const qfuse::DigitRow& row, int64_t end, int64_t& from,
+                      float* sums) {
+  for (; from < row.rests && row.rest[from].k < end; ++from) {
+    const qfuse::Rest rest = row.rest[from];
+    const uint8_t* codes = b.codes + rest.k / qfuse::kGroup * qfuse::kBlock * qfuse::kGroup;
+    const int shift = 24 - 8 * static_cast<int>(rest.k % qfuse::kGroup);
+    Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {
+      Ints weight;
+      __builtin_memcpy(&weight, codes + 64 * V, sizeof(weight));
+      weight = (weight << shift) >> 24;
+      if (b.zero) weight -= widened(load<Bytes>(b.zero + V * kLanes, kLanes));
+      float* to = sums + V * kLanes;
+      const Floats share = __builtin_convertvector(weight, Floats);
+      store(to, fused(share, broadcast(rest.value), load<Floats>(to, kLanes)), kLanes);
+    });
   }
 }
 
-// The products of the rests of a row with the weights.
-QFUSE_INLINE void add_rests(const qfuse::RealBlock& b, const qfuse::DigitRow& row, float* sums) {
-  Floats total[kDigitVectors] = {};
-  Floats zero[kDigitVectors] = {};
-  Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {
-    if (!b.zero) return;
-    zero[V] = __builtin_convertvector(widened(load<Bytes>(b.zero + V * kLanes, kLanes)), Floats);
-  });
-  for (int64_t i = 0; i < row.rests; ++i) {
-    const qfuse::Rest rest = row.rest[i];
-    const uint8_t* from = b.codes + rest.k / qfuse::kGroup * qfuse::kBlock * qfuse::kGroup;
-    const int shift = 24 - 8 * static_cast<int>(rest.k % qfuse::kGroup);
-    Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {
-      Ints words;
-      __builtin_memcpy(&words, from + 64 * V, sizeof(words));
-      const Floats code = __builtin_convertvector((words << shift) >> 24, Floats);
-      total[V] = fused(code - zero[V], broadcast(rest.value), total[V]);
-    });
+// [Rows][Digits][64] sums of digits, and [Rows][64] of rests.
+template <int Rows, int Digits>
+void digit_sums(const qfuse::DigitTile& t, int32_t* sums, float* rests) {
+  constexpr int64_t kStep = Rows * qfuse::kDigitBytes;
+  constexpr int64_t kSlice = Rows * Digits <= kDigitTotals ? kDigitStrip : kDigitSlice;
+  const int64_t groups = t.block.depth / qfuse::kGroup;
+  int64_t done[Rows] = {};
+  __builtin_memset(sums, 0, Rows * Digits * qfuse::kBlock * sizeof(int32_t));
+  __builtin_memset(rests, 0, Rows * qfuse::kBlock * sizeof(float));
+  for (int64_t g = 0; g < groups; g += kDigitStrip) {
+    const int64_t end = groups - g < kDigitStrip ? groups : g + kDigitStrip;
+    for (int64_t at = g; at < end; at += kSlice) {
+      const int64_t count = end - at < kSlice ? end - at : kSlice;
+      add_slice<Rows, Digits>(t.block.codes + at * qfuse::kBlock * qfuse::kGroup,
+                              t.digits + at * kStep, kStep, count, sums);
+    }
+    for (int64_t i = 0; i < Rows; ++i) {
+      add_rests(t.block, t.row[i], end * qfuse::kGroup, done[i], rests + i * qfuse::kBlock);
+    }
   }
-  Unrolled<kDigitVectors>::run(
-      [&]<int V>() QFUSE_LAMBDA { store(sums + V * kLanes, total[V], kLanes); });
 }
 
 // Half of the lanes, twice as wide.
@@ -107,9 +115,7 @@ using Doubles = double __attribute__((vector_size(4 * kLanes)));
 // Sums of a row from those of its digits, exact until they become floats.
 template <int Digits>
 void finish_digits(const qfuse::RealBlock& b, const qfuse::DigitRow& row, const int32_t* totals,
-                   float* sums) {
-  alignas(64) float rests[qfuse::kBlock];
-  add_rests(b, row, rests);
+                   const float* rests, float* sums) {
   const auto unit = bits<double>(static_cast<int64_t>(1023 + row.exponent) << 52);
   for (int64_t column = 0; column < qfuse::kBlock; column += kLanes / 2) {
     Longs sum = {};
@@ -133,11 +139,12 @@ void finish_digits(const qfuse::RealBlock& b, const qfuse::DigitRow& row, const 
 template <int Rows, int Digits>
 void multiply_digit_rows(const qfuse::DigitTile& t, float* sums) {
   alignas(64) int32_t totals[Rows * Digits * qfuse::kBlock];
-  digit_sums<Rows, Digits>(t, totals);
+  alignas(64) float rests[Rows * qfuse::kBlock];
+  digit_sums<Rows, Digits>(t, totals, rests);
   for (int64_t i = 0; i < Rows; ++i) {
     if (t.row[i].digits == 0) continue;
     finish_digits<Digits>(t.block, t.row[i], totals + i * Digits * qfuse::kBlock,
-                          sums + i * qfuse::kBlock);
+                          rests + i * qfuse::kBlock, sums + i * qfuse::kBlock);
   }
 }
 

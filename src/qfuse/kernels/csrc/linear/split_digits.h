@@ -54,7 +54,9 @@ struct Split {
 // Calls f(k, values) with vectors of a row, zeros behind its end.
 template <class F>
 QFUSE_INLINE void in_vectors(const void* x, qfuse::Real type, int64_t columns, const F& f) {
-  for (int64_t k = 0; k < columns; k += kLanes) f(k, load_real(x, type, k, columns - k));
+  const int64_t whole = columns / kLanes * kLanes;
+  for (int64_t k = 0; k < whole; k += kLanes) f(k, load_real(x, type, k, kLanes));
+  if (whole < columns) f(whole, load_real(x, type, whole, columns - whole));
 }
 
 // The greatest magnitude of a row, as bits: not finite from those of infinity on.
@@ -118,10 +120,11 @@ QFUSE_INLINE void store_digits(int8_t* to, __m512i digits) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_extracti32x4_epi32(digits, Place));
 }
 
-QFUSE_INLINE int64_t sum_of(Ints numbers) {
+// Pairs of lanes, as wide as two.
+QFUSE_INLINE __m512i pair_sums(Ints numbers) {
   const auto n = bits<__m512i>(numbers);
-  const __m512i low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(n));
-  return _mm512_reduce_add_epi64(low + _mm512_cvtepi32_epi64(_mm512_extracti32x8_epi32(n, 1)));
+  const __m512i odd = _mm512_srai_epi64(n, 32);
+  return _mm512_add_epi64(odd, _mm512_srai_epi64(_mm512_slli_epi64(n, 32), 32));
 }
 
 inline qfuse::DigitRow split_row(const void* x, qfuse::Real type, int64_t columns, int64_t most,
@@ -133,10 +136,11 @@ inline qfuse::DigitRow split_row(const void* x, qfuse::Real type, int64_t column
   qfuse::DigitRow row{window.digits, window.exponent, 0, 0, to.rest};
   if (row.digits == 0 || row.digits > most) return {};
   int8_t* digits = to.digits;
+  __m512i sum = _mm512_setzero_si512();
   in_vectors(x, type, columns, [&](int64_t k, Floats values) QFUSE_LAMBDA {
     const Split split(window, values);
     const Ints numbers = nearest(split.number);
-    row.sum += sum_of(numbers);
+    sum = _mm512_add_epi64(sum, pair_sums(numbers));
     const __m512i places = digits_of(numbers);
     Unrolled<4>::run([&]<int G>() QFUSE_LAMBDA { store_digits<G>(digits + G * to.step, places); });
     digits += 4 * to.step;
@@ -145,6 +149,7 @@ inline qfuse::DigitRow split_row(const void* x, qfuse::Real type, int64_t column
       row.rest[row.rests++] = {k + lane, split.rest[lane]};
     }
   });
+  row.sum = _mm512_reduce_add_epi64(sum);
   return row;
 }
 
