@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "convolution/depthwise_quantized.h"
+#include "linear/digits_avx512.h"
 #include "linear/groups_avx512.h"
 #include "linear/multiply_quantized.h"
 
@@ -76,6 +77,8 @@ const Path& avx512_vnni_path() {
   static const Path path = path_with_dots();
   return path;
 }
+
+const DigitKernels& digits_avx512_vnni() { return digit_kernels; }
 
 }  // namespace qfuse
 #endif

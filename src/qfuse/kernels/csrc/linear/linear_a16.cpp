@@ -10,6 +10,7 @@
 
 #include "linear/buffer.h"
 #include "kernel_api.h"
+#include "linear/digits.h"
 #include "linear/operands.h"
 #include "linear/real_weight.h"
 #include "isa/select.h"
@@ -121,16 +122,21 @@ void multiply_back(const Problem& p, float* sums) {
   }
 }
 
-void stream(const Problem& p, const Epilogue& epilogue) {
+// Rows that digits do not hold are multiplied as floats, together with the others: how a row is
+// summed depends on how many there are, but not on what they hold.
+void stream(const Problem& p, const Digits& digits, const Epilogue& epilogue) {
   const RealWeight& w = p.weight;
   parallel_for(0, w.blocks(), kLeastWork / (w.depth() / 4 * kBlock / kGroup + 1) + 1,
                [&](int64_t begin, int64_t end) {
                  alignas(64) float sums[kStreamRows * kBlock];
                  for (int64_t i = begin; i < end; ++i) {
                    const int64_t columns = w.columns(i);
-                   p.kernels.stream(w.block(i), row_of(p, 0), p.x.ld, p.x.rows, columns, sums);
-                   multiply_back(p, sums);
-                   p.path.finish(epilogue, sums, 0, p.x.rows, i * kBlock, columns);
+                   if (!digits.all()) {
+                     p.kernels.stream(w.block(i), row_of(p, 0), p.x.ld, p.x.rows, columns, sums);
+                     multiply_back(p, sums);
+                   }
+                   if (digits.any()) digits.multiply(w.block(i), sums);
+                   p.path.finish(epilogue, sums, 0, digits.rows(), i * kBlock, columns);
                  }
                });
 }
@@ -213,9 +219,10 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   const CodeKernels& kernels = kernels_for(path, weight.format);
   if (rows <= kStreamRows) {
     const Real product = kernels.stream_type(weight.real, rows);
+    const Digits digits(path, weight, rows_of(l.x));
     Problem problem{path, kernels, weight, product, {}};
-    read_stream(problem, l.x);
-    stream(problem, epilogue);
+    if (!digits.all()) read_stream(problem, l.x);
+    stream(problem, digits, epilogue);
   } else {
     const Real product = path.real->type_for(weight.real);
     multiply({path, kernels, weight, product, operand_of(l.x, product, weight.depth())}, epilogue);

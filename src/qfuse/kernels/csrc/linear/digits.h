@@ -1,0 +1,38 @@
+// The rows of a weight-only linear as digits, see linear/digit_rows.h.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "linear/digit_rows.h"
+#include "linear/operands.h"
+#include "linear/real_weight.h"
+
+namespace qfuse {
+
+// At most kStreamRows rows. Whether and how a row is split depends on its values, on its length and
+// on whether there are more than kFourDigitRows.
+class Digits {
+ public:
+  // Splits no row where the path or the weight does not support it: one scale per output feature,
+  // integers of eight bits, and no offset.
+  Digits(const Path& path, const RealWeight& weight, const Rows& x);
+
+  int64_t rows() const { return rows_; }
+  bool any() const { return split_ > 0; }
+  bool all() const { return split_ == rows_; }
+
+  // Writes the sums of those rows that have digits.
+  void multiply(const RealBlock& block, float* sums) const;
+
+ private:
+  const DigitKernels* kernels_ = nullptr;
+  int64_t rows_;
+  int64_t split_ = 0;
+  int64_t count_ = 0;  // the most digits of a row
+  std::array<DigitRow, kStreamRows> row_;
+  at::Tensor digits_;
+  std::vector<Rest> rests_;
+};
+
+}  // namespace qfuse
