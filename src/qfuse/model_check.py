@@ -215,7 +215,7 @@ def _is_int_mm(node: Node) -> bool:
 
 
 def _has_int8_dot() -> bool:
-    return Target.detect(extensions=False).has_vnni
+    return Target.detect(extensions=False).has_exact_onednn
 
 
 def _quantizes(node: Node) -> bool:
