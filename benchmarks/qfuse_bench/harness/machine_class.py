@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
+import click
+
 from qfuse.ir.errors import OptionsError
 from qfuse.targets import Target
 
@@ -166,7 +168,26 @@ def restart_with_limits(
     execute(sys.executable, arguments, {**environ, **LIMITS[isa]})
 
 
+def narrower(kind: MachineClass) -> list[str]:
+    """Return the limits below what a machine has, the best first."""
+    ranks = list(_FEATURES)
+    if kind.best not in ranks:
+        return []
+    lower = [isa for isa in LIMITS if ranks.index(isa) > ranks.index(kind.best)]
+    # A processor with AVX-VNNI may lack AVX512, and the other way around.
+    return [isa for isa in lower if kind.best != "avx_vnni" or isa == "avx2"]
+
+
 def _best(target: Target) -> str:
     if target.architecture != "x86_64":
         return target.architecture
     return next((isa for isa, name in _FEATURES.items() if target.has(name)), "portable")
+
+
+def main() -> None:
+    """Print the instruction sets that this machine can be held to, for ``make bench``."""
+    click.echo(" ".join(narrower(MachineClass.here({}))))
+
+
+if __name__ == "__main__":
+    main()

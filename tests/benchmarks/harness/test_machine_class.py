@@ -14,6 +14,7 @@ from qfuse_bench.harness.machine_class import (
     LIMITS,
     VARIABLES,
     MachineClass,
+    narrower,
     order_of,
     restart_with_limits,
 )
@@ -134,3 +135,18 @@ def test_a_limit_that_is_unknown_or_above_the_machine_is_refused(on: Any) -> Non
 def test_every_limit_says_something_to_every_library() -> None:
     assert len({frozenset(limits) for limits in LIMITS.values()}) == 1
     assert dict(AVX2)["ONEDNN_MAX_CPU_ISA"] == dict(AVX2)["OV_CPU_MAX_ISA"]
+
+
+@pytest.mark.parametrize(
+    ("best", "below"),
+    [
+        ("amx", ["avx512", "avx2"]),
+        ("avx512_vnni", ["avx512", "avx2"]),
+        ("avx_vnni", ["avx2"]),
+        ("avx512", ["avx2"]),
+        ("avx2", []),
+        ("aarch64", []),
+    ],
+)
+def test_a_machine_is_measured_with_all_that_is_below_it(best: str, below: list[str]) -> None:
+    assert narrower(MachineClass(best)) == below
