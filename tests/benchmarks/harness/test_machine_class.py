@@ -9,7 +9,6 @@ import pytest
 
 from qfuse.ir.errors import OptionsError
 from qfuse.targets import Target
-from qfuse_bench.harness import machine_class
 from qfuse_bench.harness.machine_class import (
     LIMITS,
     VARIABLES,
@@ -28,7 +27,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def pretend(isa: str, **changes: Any) -> None:
         made = Target.for_testing(isa=isa, **changes)
-        monkeypatch.setattr(machine_class.Target, "detect", lambda **_: made)
+        monkeypatch.setattr(Target, "detect", lambda **_: made)
 
     return pretend
 
