@@ -113,13 +113,18 @@ def test_a_restart_gives_the_same_program_all_limits(
     assert program == sys.executable
     assert arguments == [sys.executable, "-m", "thing", "--isa", "avx2"]
     assert variables == {"PATH": "/bin", **LIMITS["avx2"]}
-    restart_with_limits("avx2", variables, _execute)
 
 
-def test_without_a_limit_the_program_goes_on(on: Any) -> None:
+@pytest.mark.parametrize(("isa", "environ"), [("", {}), ("avx2", LIMITS["avx2"])])
+def test_a_program_goes_on_that_is_not_to_be_limited_or_is_already(
+    on: Any, isa: str, environ: dict[str, str]
+) -> None:
     on("avx512_vnni")
+    replaced: list[object] = []
 
-    restart_with_limits("", {}, _execute)
+    restart_with_limits(isa, environ, lambda *given: replaced.append(given))
+
+    assert not replaced
 
 
 def test_a_limit_that_is_unknown_or_above_the_machine_is_refused(on: Any) -> None:
