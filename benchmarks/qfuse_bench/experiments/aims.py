@@ -125,7 +125,7 @@ AIMS: tuple[Aim, ...] = (
         about=_has_int8_prompt,
     ),
     *map(_saturating, _RIVALS),
-    Aim("one token / the best int8 or int4 road", 0.5, (goals.ROAD,), mean=False),
+    Aim("one token / the best int8 or int4 recipe", 0.5, (goals.BEST_RECIPE,), mean=False),
     Aim("no cell slower than a rival that is right", 1.05, _RIVALS, mean=False),
     Aim("no cell slower than the float model", 1.0, (goals.FLOAT,), mean=False),
 )

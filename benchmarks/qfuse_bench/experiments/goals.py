@@ -28,7 +28,7 @@ INDUCTOR = "Inductor, the same model"
 OPENVINO = "OpenVINO"
 ONNX_RUNTIME = "ONNX Runtime"
 FLOAT = "Inductor, the float model"
-ROAD = "the best int8 or int4 road"
+BEST_RECIPE = "the best int8 or int4 recipe"
 
 ANY_BITS = "any-bits"
 """The recipe of the cells that are compared with other recipes."""
@@ -38,10 +38,10 @@ DECODE = "llama-decode"
 
 _MOST_OF_A_RIVAL = 1.05
 _MOST_OF_FLOAT = 1.0
-_MOST_OF_ANY_ROAD = 0.5
+_MOST_OF_ANY_RECIPE = 0.5
 _MODELS = ("llama-prefill", DECODE, "minilm", "bert", "vit", "whisper")
 _RECIPES = ("static", "dynamic", "w4a8", "weight-only", "w4a16")
-# Inductor's roads to 4-bit weights: torchao's linears, and its packed layout for aten's product.
+# What Inductor has for 4-bit weights: torchao's linears, and its packed layout for aten's product.
 _PACKED = {"w4a16": ("w4a16", "w4a16-packed")}
 
 
@@ -222,9 +222,9 @@ def _grid(case: str, float_type: FloatType, recipe: str) -> Cell:
         # PT2E makes graphs of float32 operators.
         narrowed=float_type is _BF16 and name == "w8a8-static",
     )
-    roads = _PACKED.get(name, (name,))
+    forms = _PACKED.get(name, (name,))
     bars = (
-        Bar(INDUCTOR, _MOST_OF_A_RIVAL, _inductor(float_type, roads)),
+        Bar(INDUCTOR, _MOST_OF_A_RIVAL, _inductor(float_type, forms)),
         *_other_engines(float_type, name, _MOST_OF_A_RIVAL),
         Bar(FLOAT, _MOST_OF_FLOAT, (Way(Engine.INDUCTOR, float_type, None),)),
     )
@@ -250,8 +250,8 @@ def _any_bits(float_type: FloatType) -> Cell:
     """One token with 4-bit weights, against whatever 8-bit or 4-bit recipe there is."""
     recipes = ("w8a8-static", "w8a8-dynamic", "w8a16", "w4a8", "w4a16-packed")
     others = (way for bar in _other_engines(float_type, "w4a8", 1.0) for way in bar.rivals)
-    road = Bar(ROAD, _MOST_OF_ANY_ROAD, (*_inductor(float_type, recipes), *others))
-    return Cell(DECODE, Way(Engine.QFUSE, float_type, "w4a8"), (road,), ANY_BITS)
+    best = Bar(BEST_RECIPE, _MOST_OF_ANY_RECIPE, (*_inductor(float_type, recipes), *others))
+    return Cell(DECODE, Way(Engine.QFUSE, float_type, "w4a8"), (best,), ANY_BITS)
 
 
 def _convnet(case: str) -> Cell:

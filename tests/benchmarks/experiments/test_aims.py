@@ -23,7 +23,7 @@ VNNI = MachineClass("avx512_vnni")
 HELD = MachineClass("avx512_vnni", tuple(LIMITS["avx2"].items()))
 BERT = [c for c in CELLS if c.case == "bert" and c.ours.float_type is FloatType.F32]
 STATIC, DYNAMIC, W4A8, WEIGHT_ONLY, W4A16 = BERT
-(ROAD, _) = (c for c in CELLS if c.recipe == goals.ANY_BITS)
+(DECODE, _) = (c for c in CELLS if c.recipe == goals.ANY_BITS)
 OURS = 0.01
 
 
@@ -74,15 +74,15 @@ def test_each_cell_counts_where_one_is_enough_to_miss() -> None:
     assert judged(good, wrong)[name].outcome is Outcome.MET
 
 
-def test_one_token_is_measured_by_the_fastest_road() -> None:
-    name = "one token / the best int8 or int4 road"
-    found = entries(ROAD, {goals.ROAD: OURS / 0.4})
-    assert judged((ROAD, found))[name].outcome is Outcome.MET
+def test_one_token_is_measured_by_the_fastest_recipe() -> None:
+    name = "one token / the best int8 or int4 recipe"
+    found = entries(DECODE, {goals.BEST_RECIPE: OURS / 0.4})
+    assert judged((DECODE, found))[name].outcome is Outcome.MET
 
-    case = CASES[ROAD.case]
-    fastest = ROAD.bars[0].rivals[3].on(case)
+    case = CASES[DECODE.case]
+    fastest = DECODE.bars[0].rivals[3].on(case)
     found[fastest.name] = entry(fastest, OURS / 0.6, 30.0)
-    missed = judged((ROAD, found))[name]
+    missed = judged((DECODE, found))[name]
     assert (missed.outcome, missed.of) == (Outcome.MISSED, 2)
     assert fastest.name in missed.worst
 
@@ -144,7 +144,7 @@ def test_page_and_file_show_the_aims() -> None:
 
     row = "| all recipes / Inductor + torchao | 0.75 | geometric mean | 0.50 [0.50, 0.50] | met |"
     assert f"{row} 1 of 60 comparisons; worst: bert: qfuse f32 w8a8-static" in text
-    assert "| one token / the best int8 or int4 road | 0.50 | each | - | not measured |" in text
+    assert "| one token / the best int8 or int4 recipe | 0.50 | each | - | not measured |" in text
     data = json.loads(json.dumps(results.to_dict()))
     assert data["class"] == "avx512_vnni"
     assert data["aims"][0]["outcome"] == "met"

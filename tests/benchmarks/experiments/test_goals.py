@@ -18,12 +18,12 @@ from qfuse_bench.experiments.aims import AIMS
 from qfuse_bench.experiments.goal_run import CellResult, GoalResults, GoalRun, run_goals
 from qfuse_bench.experiments.goals import (
     ANY_BITS,
+    BEST_RECIPE,
     CELLS,
     CONVNET_CELLS,
     DECODE,
     FLOAT,
     GOAL_RECIPES,
-    ROAD,
     Bar,
     Cell,
     Outcome,
@@ -41,7 +41,9 @@ CASE = "llama-decode"
 OURS = Way(Engine.QFUSE, FloatType.F32, "w4a8")
 FIRST, SECOND = (Way(Engine.INDUCTOR, FloatType.F32, recipe) for recipe in ("w8a16", "w4a8"))
 OTHER = Way(Engine.OPENVINO, FloatType.F32, "w4a8")
-CELL = Cell(CASE, OURS, (Bar("all roads", 0.67, (FIRST, SECOND)), Bar("OpenVINO", 1.0, (OTHER,))))
+CELL = Cell(
+    CASE, OURS, (Bar("every recipe", 0.67, (FIRST, SECOND)), Bar("OpenVINO", 1.0, (OTHER,)))
+)
 KIND = MachineClass("avx512_vnni")
 HELD = MachineClass("avx512_vnni", tuple(LIMITS["avx2"].items()))
 
@@ -128,7 +130,7 @@ def test_what_the_goals_ask() -> None:
         assert cell.ours.narrowed == static_bf16
         bars = {bar.name: bar.most for bar in cell.bars}
         if cell.recipe == ANY_BITS:
-            assert bars == {ROAD: 0.5}
+            assert bars == {BEST_RECIPE: 0.5}
             continue
         assert bars.pop(FLOAT) == 1.0
         assert set(bars.values()) == {1.05}
@@ -138,12 +140,12 @@ def test_what_the_goals_ask() -> None:
         assert {way.engine for way in cell.ways} == engines | {Engine.QFUSE}
 
 
-def test_one_token_is_compared_with_every_public_road() -> None:
+def test_one_token_is_compared_with_every_recipe() -> None:
     (f32, bf16) = (cell for cell in CELLS if cell.recipe == ANY_BITS)
 
-    roads = {"w8a8-static", "w8a8-dynamic", "w8a16", "w4a8", "w4a16-packed"}
+    known = {"w8a8-static", "w8a8-dynamic", "w8a16", "w4a8", "w4a16-packed"}
     for cell in (f32, bf16):
-        assert {w.recipe for w in cell.ways if w.engine is Engine.INDUCTOR} == roads
+        assert {w.recipe for w in cell.ways if w.engine is Engine.INDUCTOR} == known
     assert {w.engine for w in f32.ways} >= {Engine.OPENVINO, Engine.ONNX_RUNTIME}
 
 
@@ -200,7 +202,7 @@ def results() -> GoalResults:
 def test_the_page_shows_goals_times_and_who_is_not_there() -> None:
     text = render("goals", results=results())
 
-    ours = "| llama-decode: qfuse f32 w4a8 | all roads | inductor f32 w8a16 | 0.67 "
+    ours = "| llama-decode: qfuse f32 w4a8 | every recipe | inductor f32 w8a16 | 0.67 "
     assert ours + "| 0.50 [0.50, 0.50] | met |" in text
     assert "| OpenVINO | - | 1.00 | - | not measured: no rival was measured |" in text
     assert "| llama-decode | qfuse f32 w4a8 | 20.0 (20.0) | 20 | 100 (200) |" in text
@@ -342,4 +344,4 @@ def test_float_contenders_are_built_once_per_model_and_float_type(
     assert aims["all recipes / Inductor + torchao"] == (Outcome.MISSED, 10, 60)
     assert aims["equal bits / ONNX Runtime"] == (Outcome.MISSED, 4, 24)
     assert aims["no cell slower than the float model"] == (Outcome.MET, 10, 60)
-    assert aims["one token / the best int8 or int4 road"] == (Outcome.NOT_MEASURED, 0, 2)
+    assert aims["one token / the best int8 or int4 recipe"] == (Outcome.NOT_MEASURED, 0, 2)
