@@ -68,7 +68,7 @@ FORMS: Mapping[str, tuple[str | None, FloatType]] = {
 }
 """What the linears are made of: the zoo's recipe, and what is not quantized is computed in."""
 
-_QUICK_FORMS = ("dynamic", "weight-only 4 bits", "float")
+_QUICK_FORMS = ("dynamic", "float")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class MergeOptions(RunOptions):
     Attributes:
         cases: Names out of :data:`CASES`; none is all.
         forms: Names out of :data:`FORMS`; none is all.
-        quick: A narrow Llama only, in three forms.
+        quick: A narrow Llama only, in two forms.
     """
 
     cases: tuple[str, ...] = field(
