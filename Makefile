@@ -95,11 +95,14 @@ format: $(STAMP) ## format the code and fix what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure against the peers that are installed
-	$(BIN)/python -m qfuse_bench.experiments.ablation
-	$(BIN)/python -m qfuse_bench.experiments.inductor_merge
-	$(BIN)/qfuse bench --goals
-	$(BIN)/qfuse bench
+bench: $(STAMP) ## measure against the peers that are installed (ARGS="--page docs/benchmarks.md")
+	$(BIN)/python -m qfuse_bench.experiments.ablation $(ARGS)
+	$(BIN)/python -m qfuse_bench.experiments.inductor_merge $(ARGS)
+	$(BIN)/qfuse bench --goals $(ARGS)
+	for isa in $$($(BIN)/python -m qfuse_bench.harness.machine_class); do \
+	  $(BIN)/qfuse bench --goals --isa $$isa $(ARGS) || exit 1; \
+	done
+	$(BIN)/qfuse bench $(ARGS)
 
 bench-kernels: $(STAMP) ## measure the kernels against torch's (ARGS=--quick for a part)
 	$(BIN)/python -m qfuse_bench.kernels.run $(ARGS)

@@ -15,6 +15,7 @@ from qfuse.saving import is_model_file
 from qfuse.zoo import recipes
 from qfuse_bench.experiments.merge_sites import ModelSites, SiteOptions, run_sites
 from qfuse_bench.experiments.models import BenchOptions, run_bench
+from qfuse_bench.harness.machine_class import restart_with_limits
 
 
 @click.command("bench")
@@ -38,6 +39,7 @@ def bench_command(
     module:factory, or a .pt2 file), separate and merged, and check the decisions of the cost model.
     """
     options = BenchOptions(**given)
+    restart_with_limits(options.isa)
     if model is not None and is_model_file(Path(model)):
         bench_saved(Path(model), threads=options.threads)
     elif sites:
@@ -55,9 +57,18 @@ def _bench_sites(
     spec: str | None, quantize: str | None, sizes: tuple[str, ...], options: BenchOptions
 ) -> None:
     """Measure the merge sites of a model, or the built-in ones."""
-    if any((options.models, options.recipes, options.tuned, options.goals, options.convnets)):
+    if any(
+        (
+            options.models,
+            options.recipes,
+            options.tuned,
+            options.goals,
+            options.convnets,
+            options.floats,
+        )
+    ):
         raise OptionsError(
-            "--models, --recipes, --tuned, --goals and --convnets are not for --sites",
+            "--models, --recipes, --floats, --tuned, --goals and --convnets are not for --sites",
             fix="name one model before --sites, and quantize it by --quantize",
         )
     asked = SiteOptions(

@@ -222,7 +222,7 @@ def _multiplies_in_floats(module: GraphModule) -> bool:
 
 
 def _has_int8_dot() -> bool:
-    return Target.detect(extensions=False).has_vnni
+    return Target.detect(extensions=False).has_exact_onednn
 
 
 def _quantizes(node: Node) -> bool:

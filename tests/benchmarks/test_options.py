@@ -20,6 +20,7 @@ from qfuse.zoo.convnets import FAMILIES
 from qfuse_bench.experiments import demo
 from qfuse_bench.experiments.compile_time import main as compile_cost
 from qfuse_bench.experiments.models import BenchOptions
+from qfuse_bench.kernels.run import main as kernels
 from qfuse_bench.peers.cases import (
     CASES,
     CONVNETS,
@@ -80,8 +81,15 @@ def test_every_kind_of_field_is_an_option() -> None:
         (main, ["bench", "--recipes", "fp3"], "unknown recipe 'fp3'"),
         (main, ["bench", "--rounds", "3"], "3 rounds are too few"),
         (main, ["bench", "--threads", "-1"], "-1 threads"),
-        (main, ["bench", "--goals", "--recipes", "static"], "--tuned are not for --goals"),
-        (main, ["bench", "--goals", "--models", "vit"], "unknown model of --goals 'vit'"),
+        (main, ["bench", "--goals", "--recipes", "w4a8-g64"], "unknown recipe of --goals"),
+        (main, ["bench", "--goals", "--floats", "f64"], "unknown float type 'f64'"),
+        (main, ["bench", "--floats", "f32"], "--floats is for --goals"),
+        (main, ["bench", "--goals", "--models", "resnet50-b1"], "unknown model of --goals"),
+        (main, ["bench", "--goals", "--rounds", "3"], "3 rounds are too few"),
+        (main, ["bench", "--isa", "sse"], "holds all engines to 'sse'"),
+        (main, ["bench", "--sites", "--floats", "f32"], "are not for --sites"),
+        (main, ["bench", "--convnets", "--recipes", "static"], "not for --convnets"),
+        (kernels, ["--isa", "sse"], "holds all engines to 'sse'"),
         (main, ["bench", "--goals", "--quick"], "--quick and --tuned are not for --goals"),
         (main, ["bench", "--goals", "--convnets"], "--goals and --convnets are two runs"),
         (main, ["bench", "--convnets", "--tuned"], "--tuned are not for --convnets"),

@@ -186,7 +186,7 @@ def test_probing_this_machine() -> None:
     # same numbers are right on every machine that is exact at all.
     two = torch._int_mm(torch.ones(2, 64, dtype=torch.int8), torch.ones(64, 32, dtype=torch.int8))
     assert bool((two == 64).all())
-    assert seen.int_mm_exact or not target.has_vnni
+    assert seen.int_mm_exact or not target.has_exact_onednn
     assert all(f.fix for f in diagnose(target, seen) if f.level is not Level.OK)
 
 

@@ -172,6 +172,22 @@ def test_vnni(features: set[str], expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("isa", "limit", "exact"),
+    [
+        ("avx512_vnni", "", True),
+        ("avx512_vnni", "ALL", True),
+        ("avx512_vnni", "AVX512_CORE_VNNI", True),
+        ("avx512_vnni", "AVX512_CORE", False),
+        ("avx512_vnni", "avx2", False),
+        ("avx_vnni", "AVX2_VNNI", True),
+        ("avx2", "", False),
+    ],
+)
+def test_onednn_is_exact_with_vnni_that_it_may_use(isa: str, limit: str, exact: bool) -> None:
+    assert Target.for_testing(isa=isa, onednn_isa_limit=limit).has_exact_onednn is exact
+
+
+@pytest.mark.parametrize(
     ("isa", "capability", "best", "vnni"),
     [
         ("portable", "DEFAULT", None, False),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from qfuse_bench.experiments.aims import Aim, AimFinding, reached
 from qfuse_bench.experiments.goals import Cell, Finding, Outcome, findings_of
 from qfuse_bench.harness.comparison import Comparison, Entry, Verdict
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
+from qfuse_bench.harness.machine_class import MachineClass
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.peers.cases import CASES, example_inputs
@@ -31,10 +34,14 @@ from qfuse_bench.report.markdown import write_section
 from qfuse_bench.report.results import entry_values
 from qfuse_bench.report.tables import ratio_text, setting_text, time_text
 
+WITHOUT_LIMIT = frozenset((Engine.ONNX_RUNTIME,))
+"""Engines that no variable holds to fewer instruction sets."""
+
 _STYLE = {
     Outcome.MET: "green",
     Outcome.MISSED: "bold red",
     Outcome.UNDECIDED: "yellow",
+    Outcome.UNEQUAL: "dim",
     Outcome.NOT_MEASURED: "dim",
 }
 
@@ -48,21 +55,25 @@ class CellResult:
         entries: By the contender's name, without those that only give answers.
         others: The fraction of the machine that other programs used meanwhile.
         reason: Why nothing was measured; "" otherwise.
+        unlimited: Engines that used more instruction sets than the others.
     """
 
     cell: Cell
     entries: Mapping[str, Entry]
     others: float
     reason: str = ""
+    unlimited: frozenset[Engine] = frozenset()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """The outcome of every bar."""
-        return () if self.reason else findings_of(self.cell, self.entries)
+        return () if self.reason else findings_of(self.cell, self.entries, self.unlimited)
 
     @property
     def rows(self) -> list[Entry]:
         """All contenders, ours first."""
+        if self.reason:
+            return []
         ours = self.cell.ours.on(CASES[self.cell.case]).name
         return sorted(self.entries.values(), key=lambda entry: entry.name != ours)
 
@@ -76,17 +87,33 @@ class GoalResults:
         rounds: Rounds per cell.
         cells: In the order in which they were measured.
         absent: Contenders that could not take part, and what to do about it.
+        kind: The class of machine that the engines were held to.
+        aims: What all cells together have to reach.
+        whole: All cells that there are, measured or not.
     """
 
     setting: Setting
     rounds: int
     cells: tuple[CellResult, ...]
     absent: Mapping[str, str]
+    kind: MachineClass
+    aims: tuple[Aim, ...] = ()
+    whole: tuple[Cell, ...] = ()
 
     @property
     def others(self) -> float:
         """The worst of the cells: how busy the machine was with other things."""
         return max((cell.others for cell in self.cells), default=0.0)
+
+    @property
+    def unlimited(self) -> list[Engine]:
+        """Engines that used more instruction sets than the others."""
+        return sorted({engine for cell in self.cells for engine in cell.unlimited})
+
+    def reached(self) -> list[AimFinding]:
+        """Return the outcome of every aim for this class of machine."""
+        measured = [(one.cell, one.entries) for one in self.cells if not one.reason]
+        return reached(measured, self.kind, _unlimited(self.kind), self.whole, self.aims)
 
     def trouble(self) -> list[str]:
         """Return a line for everything that is not a time, and why."""
@@ -105,7 +132,10 @@ class GoalResults:
         """Return JSON values."""
         return {
             "rounds": self.rounds,
+            "class": self.kind.name,
+            "setting": asdict(self.setting),
             "absent": dict(self.absent),
+            "aims": [finding.to_dict() for finding in self.reached()],
             "cells": [
                 {
                     "case": result.cell.case,
@@ -130,7 +160,11 @@ class GoalRun:
         patience: Seconds to wait, per cell, for other programs to leave the cores.
         cells: What to measure.
         models: Only cells of these cases; none is all.
+        recipes: Only cells of these recipes; none is all.
+        floats: Only cells of these float types; none is all.
+        aims: What the cells together have to reach.
         section: What the section of the page is called.
+        kind: The class of machine; by default that of this process.
         json: Where to write everything that was measured.
         page: A page with a section to write the tables into.
     """
@@ -140,27 +174,46 @@ class GoalRun:
     patience: float
     cells: Sequence[Cell]
     models: Sequence[str] = ()
+    recipes: Sequence[str] = ()
+    floats: Sequence[str] = ()
+    aims: tuple[Aim, ...] = ()
     section: str = "goals"
+    kind: MachineClass = field(default_factory=MachineClass.here)
     json: Path | None = None
     page: Path | None = None
+
+    @property
+    def chosen(self) -> list[Cell]:
+        """The cells that were asked for."""
+        return [
+            cell
+            for cell in self.cells
+            if (not self.models or cell.case in self.models)
+            and (not self.recipes or cell.recipe in self.recipes)
+            and (not self.floats or cell.ours.float_type in self.floats)
+        ]
 
 
 def run_goals(run: GoalRun, console: Console) -> GoalResults:
     """Measure every cell, show the outcomes, and write the requested files."""
-    cells = [cell for cell in run.cells if not run.models or cell.case in run.models]
-    absent = _absent(cells)
-    results = GoalResults(run.setting, run.rounds, (), absent)
-    steps = sum(2 + 2 * len(cell.ways) + run.rounds for cell in cells)
+    cells = run.chosen
+    whole = tuple(run.cells)
+    results = GoalResults(run.setting, run.rounds, (), _absent(cells), run.kind, run.aims, whole)
+    steps = sum(1 + len(cell.ways) + run.rounds for cell in cells)
     with watching(console, steps) as watch:
         watch.say("building kernels and measuring speeds, once per machine")
         prepare_machine(run.setting.threads)
-        for cell in cells:
-            measured = _measure(cell, run, watch)
-            # Keep the results so far, even if the rest fails.
-            results = replace(results, cells=(*results.cells, measured))
-            _write(results, run)
+        for _, group in groupby(cells, key=lambda cell: (cell.case, cell.ours.float_type)):
+            for measured in _measure(list(group), run, watch):
+                # Keep the results so far, even if the rest fails.
+                results = replace(results, cells=(*results.cells, measured))
+                _write(results, run)
     _show(results, console)
     return results
+
+
+def _unlimited(kind: MachineClass) -> frozenset[Engine]:
+    return frozenset() if kind.is_whole else WITHOUT_LIMIT
 
 
 def _absent(cells: Sequence[Cell]) -> dict[str, str]:
@@ -169,47 +222,65 @@ def _absent(cells: Sequence[Cell]) -> dict[str, str]:
     return absent | kernels_lacking()
 
 
-def _measure(cell: Cell, run: GoalRun, watch: Watch) -> CellResult:
-    case = CASES[cell.case]
-    contenders = [way.on(case) for way in cell.ways if not missing(way.engine)]
-    float_model = Contender(
+def _measure(cells: Sequence[Cell], run: GoalRun, watch: Watch) -> Iterator[CellResult]:
+    """Measure cells of one model at one float type; its float contenders live on between them."""
+    case = CASES[cells[0].case]
+    reference = Contender(
         engine=Engine.EAGER, float_type=FloatType.F32, model=case.model, sizes=case.sizes
     )
-    like = {c.name: _like(c) for c in contenders}
+    floats = {c.name: c for cell in cells for c in _present(cell) if c.recipe is None}
+    inputs = example_inputs(case, case.seeds)
+    with Comparison(inputs, reference.name, run.setting.threads, watch) as contest:
+        try:
+            contest.enter([reference.competitor(timed=False)])
+        except WorkerError as error:
+            yield from (CellResult(cell, {}, 0.0, str(error)) for cell in cells)
+            return
+        contest.enter([c.competitor() for c in floats.values()])
+        for cell in cells:
+            yield _measure_cell(cell, run, contest)
+
+
+def _measure_cell(cell: Cell, run: GoalRun, contest: Comparison) -> CellResult:
+    contenders = _present(cell)
+    quantized = [(c, _eager(c, c.recipe)) for c in contenders if c.recipe is not None]
+    eager = {e.name: e for _, e in quantized}
+    contest.enter([e.competitor(timed=False) for e in eager.values()])
+    contest.enter([c.competitor(like.name) for c, like in quantized])
     background = BackgroundLoad()
-    try:
-        inputs = example_inputs(case, case.seeds)
-        with Comparison(inputs, float_model.name, run.setting.threads, watch) as contest:
-            contest.enter([float_model.competitor(timed=False)])
-            eager = {e.name: e for e in like.values()}
-            contest.enter([e.competitor(timed=False) for e in eager.values()])
-            contest.enter([c.competitor(like[c.name].name) for c in contenders])
-            background = BackgroundLoad()
-            entries = contest.run(run.rounds, cell.title, run.patience)
-            others = background.share()
-    except WorkerError as error:
-        return CellResult(cell, {}, background.share(), str(error))
-    return CellResult(cell, {c.name: entries[c.name] for c in contenders}, others)
+    entries = contest.run(run.rounds, cell.title, run.patience)
+    others = background.share()
+    contest.leave([*eager, *(c.name for c, _ in quantized)])
+    found = {c.name: entries[c.name] for c in contenders}
+    return CellResult(cell, found, others, unlimited=_unlimited(run.kind))
 
 
-def _like(contender: Contender) -> Contender:
+def _present(cell: Cell) -> list[Contender]:
+    """Return the contenders of a cell whose engines are installed."""
+    return [way.on(CASES[cell.case]) for way in cell.ways if not missing(way.engine)]
+
+
+def _eager(contender: Contender, recipe: str) -> Contender:
     """Return the quantized model without a compiler, which shows what its bits are worth."""
-    assert contender.recipe is not None, "cells are about quantized models"
-    return eager_model(
-        contender.model, contender.sizes, contender.recipe, group_size=contender.group_size
-    )
+    return eager_model(contender.model, contender.sizes, recipe, group_size=contender.group_size)
 
 
 def _write(results: GoalResults, run: GoalRun) -> None:
     if run.json is not None:
         run.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
     if run.page is not None:
-        write_section(run.page, run.section, results=results)
+        write_section(run.page, run.section, kind=run.kind, results=results)
 
 
 def _show(results: GoalResults, console: Console) -> None:
     console.print(_goals(results))
     console.print(_entries(results))
+    for found in results.reached():
+        style = _STYLE[found.outcome]
+        ratio = words.ratio(found.ratio)
+        line = f"{found.outcome}: {found.aim.name}: at most {found.aim.most:.2f}, {ratio}"
+        console.print(escape(f"{line}; {found.text}"), style=style, highlight=False)
+    console.print(f"class of machine: {results.kind.title}", highlight=False)
     console.print(setting_text(results.setting, results.rounds, results.others))
     for line in results.trouble():
         console.print(escape(line), style="red", highlight=False)
@@ -227,7 +298,7 @@ def _goals(results: GoalResults) -> Table:
                 result.cell.title,
                 finding.bar.name,
                 finding.best or "-",
-                f"{1 / finding.bar.factor:.2f}",
+                f"{finding.bar.most:.2f}",
                 ratio_text(finding.ratio),
                 f"[{_STYLE[finding.outcome]}]{escape(finding.text)}[/]",
             )

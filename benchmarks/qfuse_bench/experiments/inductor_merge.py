@@ -17,7 +17,6 @@ from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse_bench.experiments.before_after import (
     DECODE,
-    PREFILL,
     Experiment,
     GainResults,
     Pair,
@@ -28,10 +27,38 @@ from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.peers.cases import Case, pick
 from qfuse_bench.peers.contenders import Contender, Engine, FloatType
 
+_ROWS = (1, 4, 32, 256)
 _MINILM = Case("minilm", "minilm", "6 layers, 16 sentences x 64 tokens", {"batch": 16})
 
-CASES: Mapping[str, Case] = {case.name: case for case in (PREFILL, DECODE, _MINILM)}
+
+def _prompts(what: str, sizes: Mapping[str, int]) -> tuple[Case, ...]:
+    """Return Llama with prompts of so many tokens, which are the rows of its products."""
+    return tuple(
+        Case(f"rows-{rows}", "llama", f"Llama, {what}", {**sizes, "seq": rows}) for rows in _ROWS
+    )
+
+
+CASES: Mapping[str, Case] = {
+    case.name: case
+    for case in (*_prompts("4 layers, hidden 1024, 16 heads over 8", {}), DECODE, _MINILM)
+}
 """By name."""
+
+QUICK_CASES: Mapping[str, Case] = {
+    case.name: case
+    for case in _prompts(
+        "2 layers, hidden 512, 8 heads over 4",
+        {
+            "layers": 2,
+            "hidden": 512,
+            "heads": 8,
+            "kv_heads": 4,
+            "intermediate": 1408,
+            "vocab": 1024,
+        },
+    )
+}
+"""Those of ``--quick``, by name."""
 
 FORMS: Mapping[str, tuple[str | None, FloatType]] = {
     "dynamic": ("w8a8-dynamic", FloatType.F32),
@@ -41,6 +68,8 @@ FORMS: Mapping[str, tuple[str | None, FloatType]] = {
 }
 """What the linears are made of: the zoo's recipe, and what is not quantized is computed in."""
 
+_QUICK_FORMS = ("dynamic", "float")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions(RunOptions):
@@ -49,6 +78,7 @@ class MergeOptions(RunOptions):
     Attributes:
         cases: Names out of :data:`CASES`; none is all.
         forms: Names out of :data:`FORMS`; none is all.
+        quick: A narrow Llama only, in two forms.
     """
 
     cases: tuple[str, ...] = field(
@@ -56,6 +86,9 @@ class MergeOptions(RunOptions):
     )
     forms: tuple[str, ...] = field(
         default=(), metadata={"help": f"kinds of linears, out of {', '.join(FORMS)} [all]"}
+    )
+    quick: bool = field(
+        default=False, metadata={"help": "a narrow Llama only, in less than ten minutes"}
     )
 
 
@@ -65,8 +98,10 @@ def run_merge(options: MergeOptions, console: Console | None = None) -> GainResu
     Raises:
         OptionsError: A case, a form or a number does not exist.
     """
-    cases = [CASES[name] for name in pick(options.cases, CASES, "case")]
-    return run_experiment(EXPERIMENT, cases, pick(options.forms, FORMS, "form"), options, console)
+    known = QUICK_CASES if options.quick else CASES
+    cases = [known[name] for name in pick(options.cases, known, "case")]
+    forms = pick(options.forms or (_QUICK_FORMS if options.quick else ()), FORMS, "form")
+    return run_experiment(EXPERIMENT, cases, forms, options, console)
 
 
 def _pair(case: Case, form: str) -> Pair:

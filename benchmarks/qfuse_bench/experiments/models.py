@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from qfuse.ir.errors import OptionsError
+from qfuse_bench.experiments.aims import AIMS
 from qfuse_bench.experiments.goal_run import GoalRun, run_goals
-from qfuse_bench.experiments.goals import CELLS, CONVNET_CELLS
+from qfuse_bench.experiments.goals import CELLS, CONVNET_CELLS, GOAL_RECIPES
 from qfuse_bench.harness.comparison import Comparison
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
+from qfuse_bench.harness.machine_class import LIMITS
 from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
@@ -53,7 +55,11 @@ class BenchOptions:
         models: Names out of :data:`qfuse_bench.peers.cases.CASES`; none is all but convolutional
             networks.
         recipes: Names out of :data:`qfuse_bench.peers.cases.RECIPES`; none is those without a group
-            size in their names.
+            size in their names. With ``--goals``, out of
+            :data:`qfuse_bench.experiments.goals.GOAL_RECIPES`; none is all.
+        floats: Float types of ``--goals``; none is all.
+        isa: Hold qfuse and its rivals to this instruction set, out of
+            :data:`qfuse_bench.harness.machine_class.LIMITS`; "" for all that the machine has.
         rounds: Interleaved rounds per model and recipe.
         threads: OpenMP threads of every contender; 0 takes torch's default.
         patience: Seconds to wait, per model and recipe, for other programs to leave the cores.
@@ -75,6 +81,14 @@ class BenchOptions:
             "help": f"how to quantize, out of {', '.join(RECIPES)} [{', '.join(USUAL_RECIPES)}]"
         },
     )
+    floats: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": f"float types of --goals, out of {', '.join(FloatType)} [all]"},
+    )
+    isa: str = field(
+        default="",
+        metadata={"help": f"hold all engines to fewer instructions: {', '.join(LIMITS)}"},
+    )
     rounds: int = field(default=21, metadata={"help": "interleaved rounds per model and recipe"})
     threads: int = field(
         default=0, metadata={"help": "threads of every contender; 0 takes torch's default"}
@@ -85,7 +99,7 @@ class BenchOptions:
     )
     quick: bool = field(default=False, metadata={"help": "one model and one recipe only"})
     goals: bool = field(
-        default=False, metadata={"help": "only the goals, against every engine (25 minutes)"}
+        default=False, metadata={"help": "only the goals, against every engine (hours)"}
     )
     convnets: bool = field(
         default=False, metadata={"help": "only convolutional networks, against every engine"}
@@ -108,7 +122,7 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> None:
         OptionsError: A model, a recipe or a number does not exist.
     """
     console = console or Console()
-    plan = _Plan.of(options)
+    plan = _Plan.of(_matrix(options))
     setting = Setting.here(plan.threads)
     if options.goals or options.convnets:
         run_goals(_goal_run(options, plan, setting), console)
@@ -118,16 +132,32 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> None:
         console.print(f"the tables are in {options.page}", highlight=False)
 
 
+def _matrix(options: BenchOptions) -> BenchOptions:
+    """Return the options without what only the goals have."""
+    if options.goals:
+        return replace(options, recipes=())
+    if options.floats:
+        raise OptionsError("--floats is for --goals", fix="without it both float types are run")
+    return options
+
+
 def _goal_run(options: BenchOptions, plan: _Plan, setting: Setting) -> GoalRun:
     name = "convnets" if options.convnets else "goals"
-    if options.recipes or options.tuned or (options.quick and options.goals):
-        raise OptionsError(
-            f"--recipes, --quick and --tuned are not for --{name}",
-            fix=f"--{name} says how models are quantized; --models picks among its models",
-        )
     if options.goals and options.convnets:
         raise OptionsError("--goals and --convnets are two runs", fix="give one of them")
+    if options.tuned or (options.quick and options.goals):
+        raise OptionsError(
+            f"--quick and --tuned are not for --{name}",
+            fix="--models, --recipes and --floats pick a part of --goals",
+        )
+    if options.convnets and (options.recipes or options.floats):
+        raise OptionsError(
+            "--recipes and --floats are not for --convnets",
+            fix="they are quantized statically, with the rest in f32; --models picks among them",
+        )
     cells = CONVNET_CELLS if options.convnets else CELLS
+    pick(options.recipes, dict.fromkeys(GOAL_RECIPES), "recipe of --goals")
+    pick(options.floats, dict.fromkeys(FloatType), "float type")
     models = options.models or (_QUICK_CONVNETS if options.quick else ())
     pick(models, dict.fromkeys(cell.case for cell in cells), f"model of --{name}")
     return GoalRun(
@@ -136,6 +166,9 @@ def _goal_run(options: BenchOptions, plan: _Plan, setting: Setting) -> GoalRun:
         patience=plan.patience,
         cells=cells,
         models=models,
+        recipes=options.recipes,
+        floats=options.floats,
+        aims=() if options.convnets else AIMS,
         section=name,
         json=options.json,
         page=options.page,

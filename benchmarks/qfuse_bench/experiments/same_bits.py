@@ -58,8 +58,11 @@ LIMITS: Mapping[Engine, Mapping[str, Mapping[str, str]]] = MappingProxyType(
         Engine.INDUCTOR: TORCH_LIMITS,
         Engine.OPENVINO: {
             "all": {},
-            "AVX512 without VNNI": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
-            "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
+            "AVX512 without VNNI": {
+                "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
+                "OV_CPU_MAX_ISA": "AVX512_CORE",
+            },
+            "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "OV_CPU_MAX_ISA": "AVX2"},
         },
         Engine.ONNX_RUNTIME: {"all": {}},
     }

@@ -9,6 +9,7 @@ below the tables whether the kernels reach what they aim at.
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,10 @@ from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels import load
+from qfuse.kernels.library import ISA_VARIABLE
 from qfuse.targets import Target
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
+from qfuse_bench.harness.machine_class import LIMITS, restart_with_limits
 from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.kernels.cells import Cell, Plan, Stillness, cold_and_warm
@@ -58,6 +61,7 @@ class KernelOptions:
         quick: Take a part of the grid.
         milliseconds: How long each contender runs in each round.
         threads: OpenMP threads; 0 takes torch's default.
+        isa: Hold qfuse and torch to this instruction set; "" for all that the machine has.
         patience: Seconds to wait for other programs to leave the cores, in all.
         json: Where to write everything that was measured.
         page: A page with a section to write the tables into.
@@ -80,6 +84,10 @@ class KernelOptions:
         default=5.0, metadata={"help": "how long each contender runs in each round"}
     )
     threads: int = field(default=0, metadata={"help": "threads; 0 takes torch's default"})
+    isa: str = field(
+        default="",
+        metadata={"help": f"hold all to fewer instructions: {', '.join(LIMITS)}"},
+    )
     patience: float = field(
         default=300.0, metadata={"help": "seconds to wait for other programs to be quiet, in all"}
     )
@@ -164,7 +172,7 @@ def run_kernels(options: KernelOptions, console: Console | None = None) -> Kerne
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads or before)
     try:
-        results = _run(grid, options, library.instruction_sets, console)
+        results = _run(grid, options, _used(library.instruction_sets), console)
     finally:
         torch.set_num_threads(before)
     show_kernels(results, console)
@@ -230,6 +238,12 @@ def _write(results: KernelResults, options: KernelOptions) -> None:
         write_section(options.page, _SECTION, results=results, limits=limits)
 
 
+def _used(instruction_sets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths up to the one that runs: the last, unless a variable names another."""
+    chosen = os.environ.get(ISA_VARIABLE) or instruction_sets[-1]
+    return instruction_sets[: instruction_sets.index(chosen) + 1]
+
+
 def _all_sizes() -> tuple[tuple[int, int], ...]:
     return tuple((k, n) for k in SIDES for n in SIDES)
 
@@ -252,7 +266,9 @@ def _size(text: str) -> tuple[int, int]:
 def main(**given: Any) -> None:
     """Measure qfuse's kernels against ops of torch that compute the same."""
     with exit_on_error():
-        run_kernels(KernelOptions(**given))
+        options = KernelOptions(**given)
+        restart_with_limits(options.isa)
+        run_kernels(options)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,12 @@ CASES: Mapping[str, Case] = MappingProxyType(
             Case("llama-token", "llama", "the same, one token, no cache", {"seq": 1}),
             Case("bert", "bert", "4 layers, hidden 768, 4 x 128 tokens"),
             Case("vit", "vit", "4 layers, hidden 768, 1 x 224 x 224 pixels"),
+            Case(
+                "whisper",
+                "whisper-encoder",
+                "encoder, 4 layers, hidden 512, 30 s of speech",
+                {"layers": 4},
+            ),
             *CONVNETS.values(),
         )
     }

@@ -304,7 +304,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
             f"compile with qfuse ({own}), or quantize to 7 bits (reduce_range)",
             Affects.AVOIDED,
         )
-    elif not target.has_vnni and target.has_kernel("aten::_int_mm"):
+    elif not target.has_exact_onednn and target.has_kernel("aten::_int_mm"):
         # A sample can show that sums saturate, but not that none do.
         yield Finding(
             Level.WARN,

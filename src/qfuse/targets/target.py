@@ -163,6 +163,14 @@ class Target:
         names = ("avx512_vnni", "avx_vnni", "avx_vnni_int8", "amx_int8", "dot", "i8mm")
         return any(map(self.has, names))
 
+    @property
+    def has_exact_onednn(self) -> bool:
+        """Whether int8 products of oneDNN do not saturate: it has such dot products and uses them.
+
+        ``ONEDNN_MAX_CPU_ISA`` may keep it from that.
+        """
+        return self.has_vnni and self.onednn_isa_limit.upper() not in _ONEDNN_WITHOUT_VNNI
+
     def kernel_state(self, name: str) -> KernelState:
         """Return the availability of an operator.
 
@@ -262,6 +270,9 @@ _TESTING_ISAS = {
     "avx512_vnni": ("AVX512", _AVX512_VNNI),
     "amx": ("AVX512", _AVX512_VNNI | {"amx_bf16", "amx_int8", "amx_tile"}),
 }
+
+# Values of ONEDNN_MAX_CPU_ISA without int8 dot products.
+_ONEDNN_WITHOUT_VNNI = frozenset(("SSE41", "AVX", "AVX2", "AVX512_CORE"))
 
 # Fields that are stored in JSON unchanged, and their types.
 _PLAIN: dict[str, Any] = {

@@ -14,10 +14,16 @@ from tests.support.bench.results import SETTING, entry
 
 from qfuse.zoo import recipes
 from qfuse_bench.experiments import goal_run
+from qfuse_bench.experiments.aims import AIMS
 from qfuse_bench.experiments.goal_run import CellResult, GoalResults, GoalRun, run_goals
 from qfuse_bench.experiments.goals import (
+    ANY_BITS,
+    BEST_RECIPE,
     CELLS,
     CONVNET_CELLS,
+    DECODE,
+    FLOAT,
+    GOAL_RECIPES,
     Bar,
     Cell,
     Outcome,
@@ -25,6 +31,7 @@ from qfuse_bench.experiments.goals import (
     findings_of,
 )
 from qfuse_bench.harness.comparison import Entry, Verdict
+from qfuse_bench.harness.machine_class import LIMITS, MachineClass
 from qfuse_bench.harness.measure import Series
 from qfuse_bench.peers.cases import CASES, CONVNETS
 from qfuse_bench.peers.contenders import Engine, FloatType
@@ -34,7 +41,11 @@ CASE = "llama-decode"
 OURS = Way(Engine.QFUSE, FloatType.F32, "w4a8")
 FIRST, SECOND = (Way(Engine.INDUCTOR, FloatType.F32, recipe) for recipe in ("w8a16", "w4a8"))
 OTHER = Way(Engine.OPENVINO, FloatType.F32, "w4a8")
-CELL = Cell(CASE, OURS, (Bar("all roads", 1.5, (FIRST, SECOND)), Bar("OpenVINO", 1.0, (OTHER,))))
+CELL = Cell(
+    CASE, OURS, (Bar("every recipe", 0.67, (FIRST, SECOND)), Bar("OpenVINO", 1.0, (OTHER,)))
+)
+KIND = MachineClass("avx512_vnni")
+HELD = MachineClass("avx512_vnni", tuple(LIMITS["avx2"].items()))
 
 
 def name(way: Way) -> str:
@@ -101,28 +112,76 @@ def test_the_goals_are_those_of_the_models_and_recipes_that_there_are() -> None:
     for cell in CELLS:
         assert cell.case in CASES
         assert cell.ours.engine is Engine.QFUSE
-        assert {way.recipe for way in cell.ways} <= set(recipes.names())
+        assert {way.recipe for way in cell.ways} <= {None, *recipes.names()}
         for way in cell.ways:
             assert way.float_type is cell.ours.float_type, "float types are compared alike"
-            assert way.on(CASES[cell.case]).zoo_recipe in recipes.names()
+            assert way.on(CASES[cell.case]).zoo_recipe in {None, *recipes.names()}
 
 
 def test_what_the_goals_ask() -> None:
-    asked = {(c.case, c.ours.recipe, c.ours.float_type, b.factor) for c in CELLS for b in c.bars}
+    asked = [(cell.case, cell.recipe, cell.ours.float_type) for cell in CELLS]
+    models = ("llama-prefill", "llama-decode", "minilm", "bert", "vit", "whisper")
+    grid = {(m, r, k) for m in models for r in GOAL_RECIPES for k in FloatType if r != ANY_BITS}
 
-    for kind in FloatType:
-        assert ("llama-prefill", "w8a8-dynamic", kind, 1.5) in asked
-        assert ("llama-decode", "w4a8", kind, 1.5) in asked
-    for case in ("llama-prefill", "minilm"):
-        assert (case, "w8a8-static", FloatType.BF16, 1.15) in asked
-        assert (case, "w8a8-static", FloatType.F32, 1.0) in asked
-    narrowed = {c.ours.narrowed for c in CELLS if c.ours.recipe == "w8a8-static"}
-    assert narrowed == {True, False}
+    assert len(set(asked)) == len(asked)
+    assert set(asked) == grid | {(DECODE, ANY_BITS, kind) for kind in FloatType}
     for cell in CELLS:
         static_bf16 = (cell.ours.recipe, cell.ours.float_type) == ("w8a8-static", FloatType.BF16)
         assert cell.ours.narrowed == static_bf16
-    engines = {way.engine for cell in CELLS for way in cell.ways}
-    assert {Engine.OPENVINO, Engine.ONNX_RUNTIME, Engine.INDUCTOR} <= engines
+        bars = {bar.name: bar.most for bar in cell.bars}
+        if cell.recipe == ANY_BITS:
+            assert bars == {BEST_RECIPE: 0.5}
+            continue
+        assert bars.pop(FLOAT) == 1.0
+        assert set(bars.values()) == {1.05}
+        engines = {Engine.INDUCTOR, Engine.OPENVINO}
+        if cell.ours.float_type is FloatType.F32 and cell.ours.recipe != "w8a16":
+            engines.add(Engine.ONNX_RUNTIME)
+        assert {way.engine for way in cell.ways} == engines | {Engine.QFUSE}
+
+
+def test_one_token_is_compared_with_every_recipe() -> None:
+    (f32, bf16) = (cell for cell in CELLS if cell.recipe == ANY_BITS)
+
+    known = {"w8a8-static", "w8a8-dynamic", "w8a16", "w4a8", "w4a16-packed"}
+    for cell in (f32, bf16):
+        assert {w.recipe for w in cell.ways if w.engine is Engine.INDUCTOR} == known
+    assert {w.engine for w in f32.ways} >= {Engine.OPENVINO, Engine.ONNX_RUNTIME}
+
+
+def test_an_engine_that_cannot_be_limited_is_shown_and_not_judged() -> None:
+    entries = {e.name: e for e in (seen(OURS, 0.02), seen(FIRST, 0.04), seen(OTHER, 0.01))}
+
+    first, second = findings_of(CELL, entries, frozenset((Engine.OPENVINO,)))
+
+    assert (first.outcome, second.outcome) == (Outcome.MET, Outcome.UNEQUAL)
+    assert second.ratio is not None
+    assert second.ratio.value == pytest.approx(2.0)
+    assert findings_of(CELL, entries)[1].outcome is Outcome.MISSED
+
+
+def test_only_under_limits_an_engine_has_more_than_the_others() -> None:
+    run = GoalRun(setting=SETTING, rounds=15, patience=0.0, cells=CELLS, kind=HELD)
+    cell = CellResult(CELL, {}, 0.0, "no", frozenset((Engine.ONNX_RUNTIME,)))
+    held = GoalResults(SETTING, 15, (cell,), {}, HELD)
+
+    assert goal_run._unlimited(run.kind) == {Engine.ONNX_RUNTIME}
+    assert goal_run._unlimited(KIND) == frozenset()
+    assert "onnxruntime has no switch for that" in render("goals", results=held)
+    assert "has no switch" not in render("goals", results=results())
+
+
+def test_a_part_of_the_cells_is_chosen_by_model_recipe_and_float_type() -> None:
+    run = GoalRun(
+        setting=SETTING, rounds=15, patience=0.0, cells=CELLS, models=("bert", "vit"),
+        recipes=("static",), floats=("f32",),
+    )  # fmt: skip
+
+    assert [(c.case, c.recipe, c.ours.float_type) for c in run.chosen] == [
+        ("bert", "static", FloatType.F32),
+        ("vit", "static", FloatType.F32),
+    ]
+    assert replace(run, models=(), recipes=(), floats=()).chosen == list(CELLS)
 
 
 def test_other_engines_have_weights_of_as_many_bits() -> None:
@@ -136,14 +195,14 @@ def results() -> GoalResults:
     entries = {e.name: e for e in (seen(FIRST, 0.04), wrong, seen(OURS, 0.02))}
     broken = CellResult(CELL, {}, 0.0, "the float model fell over")
     return GoalResults(
-        SETTING, 15, (CellResult(CELL, entries, 0.02), broken), {"openvino": "not installed"}
+        SETTING, 15, (CellResult(CELL, entries, 0.02), broken), {"openvino": "not installed"}, KIND
     )
 
 
 def test_the_page_shows_goals_times_and_who_is_not_there() -> None:
     text = render("goals", results=results())
 
-    ours = "| llama-decode: qfuse f32 w4a8 | all roads | inductor f32 w8a16 | 0.67 "
+    ours = "| llama-decode: qfuse f32 w4a8 | every recipe | inductor f32 w8a16 | 0.67 "
     assert ours + "| 0.50 [0.50, 0.50] | met |" in text
     assert "| OpenVINO | - | 1.00 | - | not measured: no rival was measured |" in text
     assert "| llama-decode | qfuse f32 w4a8 | 20.0 (20.0) | 20 | 100 (200) |" in text
@@ -195,6 +254,9 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
 
         def __exit__(self, *_: object) -> None: ...
 
+        def leave(self, names: list[str]) -> None:
+            self.names = [name for name in self.names if name not in names]
+
         def enter(self, competitors: list[object]) -> None:
             self.names += [competitor.name for competitor in competitors]  # type: ignore[attr-defined]
 
@@ -211,7 +273,7 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
         goal_run, "missing", lambda engine: absent if engine is Engine.OPENVINO else None
     )
     out = io.StringIO()
-    run = GoalRun(setting=SETTING, rounds=15, patience=0.0, cells=(CELL,), page=page)
+    run = GoalRun(setting=SETTING, rounds=15, patience=0.0, cells=(CELL,), kind=HELD, page=page)
     found = run_goals(run, Console(file=out, width=200))
 
     assert name(OTHER) not in asked
@@ -222,4 +284,64 @@ def test_a_run_leaves_out_who_is_not_installed_and_says_so(
         Outcome.NOT_MEASURED,
     ]
     assert absent in out.getvalue()
-    assert f"- openvino: {absent}" in page.read_text()
+    text = page.read_text()
+    assert f"- openvino: {absent}" in text
+    assert "<!-- begin: goals avx2-forced-on-avx512_vnni -->" in text
+    assert "Limited by `QFUSE_ISA=avx2`" in text
+
+
+def test_float_contenders_are_built_once_per_model_and_float_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[str] = []
+    live: list[str] = []
+
+    class Pretend:
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            live.clear()
+
+        def enter(self, competitors: list[object]) -> None:
+            names = [competitor.name for competitor in competitors]  # type: ignore[attr-defined]
+            assert not set(names) & set(live), "names are of one cell"
+            live.extend(names)
+            built.extend(names)
+
+        def leave(self, names: list[str]) -> None:
+            for name in names:
+                live.remove(name)
+
+        def run(self, *_: object) -> dict[str, Entry]:
+            made = entry(OURS.on(CASES[CASE]), 0.01, 20.0)
+            return {name: replace(made, name=name) for name in live}
+
+    monkeypatch.setattr(goal_run, "Comparison", Pretend)
+    monkeypatch.setattr(goal_run, "prepare_machine", lambda _: None)
+    monkeypatch.setattr(goal_run, "example_inputs", lambda *_: [])
+    monkeypatch.setattr(goal_run, "missing", lambda _: None)
+    run = GoalRun(
+        setting=SETTING,
+        rounds=15,
+        patience=0.0,
+        cells=CELLS,
+        models=("bert",),
+        kind=KIND,
+        aims=AIMS,
+    )
+    found = run_goals(run, Console(file=io.StringIO(), width=200))
+
+    assert len(found.cells) == 10
+    assert built.count("eager f32") == 2
+    assert built.count("inductor f32") == built.count("inductor bf16") == 1
+    assert built.count("qfuse f32 w4a8") == built.count("qfuse bf16 w4a8") == 1
+    for cell in found.cells:
+        assert set(cell.entries) == {way.on(CASES["bert"]).name for way in cell.cell.ways}
+    aims = {one.aim.name: (one.outcome, one.count, one.of) for one in found.reached()}
+    assert aims["all recipes / Inductor + torchao"] == (Outcome.MISSED, 10, 60)
+    assert aims["equal bits / ONNX Runtime"] == (Outcome.MISSED, 4, 24)
+    assert aims["no cell slower than the float model"] == (Outcome.MET, 10, 60)
+    assert aims["one token / the best int8 or int4 recipe"] == (Outcome.NOT_MEASURED, 0, 2)

@@ -108,8 +108,9 @@ def test_refuses_a_zero_point() -> None:
     [
         Target.for_testing(kernels={"aten::_int_mm": KernelState.SCHEMA_ONLY}),
         Target.for_testing(features=frozenset({"avx2"})),
+        Target.for_testing(onednn_isa_limit="AVX2"),
     ],
-    ids=["schema-only", "no-vnni"],
+    ids=["schema-only", "no-vnni", "limited"],
 )
 def test_refuses_platforms_where_it_is_missing_or_saturates(target: Target) -> None:
     b = symmetric(4)

@@ -48,7 +48,7 @@ def int_mm_refusal(target: Target) -> Refusal | None:
     """Refuse targets where ``aten._int_mm`` is missing or saturates."""
     if not target.has_kernel(_OP):
         return Refusal("torch has no such kernel here")
-    return None if target.has_vnni else Refusal("without VNNI its partial sums saturate")
+    return None if target.has_exact_onednn else Refusal("without VNNI its partial sums saturate")
 
 
 @dataclass(frozen=True, slots=True)
