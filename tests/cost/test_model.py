@@ -15,7 +15,7 @@ from qfuse.cost import (
     CostModel,
     CostProfile,
     Estimate,
-    Product,
+    ProductKind,
     ProductRates,
     RowRate,
     SizeRange,
@@ -70,7 +70,7 @@ def test_one_row_is_paid_at_its_own_rate() -> None:
 
 
 def test_measured_rates_of_a_product_replace_those_of_its_arithmetic() -> None:
-    rates = ProductRates(Product.F32_INT8, (RowRate(1, 50.0), RowRate(10, 400.0)))
+    rates = ProductRates(ProductKind.F32_INT8, (RowRate(1, 50.0), RowRate(10, 400.0)))
     model = CostModel(replace(PLAIN, products=(rates,)))
 
     def computing(rows: int, weight_bits: int) -> float:
@@ -85,9 +85,11 @@ def test_measured_rates_of_a_product_replace_those_of_its_arithmetic() -> None:
 
 
 def test_measured_rates_are_those_of_weights_from_memory() -> None:
-    rates = ProductRates(Product.INT8, (RowRate(1, 50.0, 0.5),))
+    rates = ProductRates(ProductKind.INT8, (RowRate(1, 50.0, 0.5),))
     model = CostModel(replace(PLAIN, products=(rates,)))
-    work = Work(400, ComputeKind.INT8, 300, (10,), (20,), 400, 0, product=Product.INT8, columns=4)
+    work = Work(
+        400, ComputeKind.INT8, 300, (10,), (20,), 400, 0, product=ProductKind.INT8, columns=4
+    )
 
     # 8 s for the sums and 2 s for the columns. The weight alone would take longer by itself.
     assert model.estimate(work) == Estimate(compute=10.0, memory=10.0, calls=0.0)

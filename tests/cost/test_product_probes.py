@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qfuse import kernels
-from qfuse.cost import Product, RowRate, _torch_api, product_probes
+from qfuse.cost import ProductKind, RowRate, _torch_api, product_probes
 from qfuse.cost.product_probes import (
     DEPTHS,
     ROWS,
@@ -53,7 +53,7 @@ class Machine:
             return ProductProbe(torch.float32, self.call, self.weight_bytes, depth)
 
         monkeypatch.setattr(product_probes, "_AREA_BYTES", 8 << 20)
-        probed = {Product.INT8: ProbedProduct(build)}
+        probed = {ProductKind.INT8: ProbedProduct(build)}
 
         def counted() -> None:
             self.rounds += 1
@@ -168,8 +168,8 @@ def test_what_belongs_to_a_weight_is_far_from_it() -> None:
 
 def test_only_what_the_machine_has_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_torch_api, "kernels_in_use", lambda: "")
-    floats = {Product.F32, Product.BF16}
-    aten = {Product.ATEN_INT8, Product.ATEN_F32_INT8, Product.ATEN_BF16_INT8}
+    floats = {ProductKind.F32, ProductKind.BF16}
+    aten = {ProductKind.ATEN_INT8, ProductKind.ATEN_F32_INT8, ProductKind.ATEN_BF16_INT8}
 
     assert set(product_probes.probed_products(Target.for_testing(kernels=WITHOUT_ATEN))) == floats
     assert set(product_probes.probed_products(Target.for_testing())) == floats | aten
@@ -192,15 +192,17 @@ def test_every_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     found = {one.product: one for one in made}
 
-    assert set(found) == set(Product)
+    assert set(found) == set(ProductKind)
     # torch's product of integers does not compute one row.
-    assert found[Product.ATEN_INT8].rates[0].rows == ROWS[1]
+    assert found[ProductKind.ATEN_INT8].rates[0].rows == ROWS[1]
     kinds = {
         one.product: (probed.own, probed.library) for one, probed in zip(made, asked, strict=True)
     }
     assert {product for product, (own, _) in kinds.items() if own} == {
-        product for product in Product if " x " in product or product is Product.INT8
+        product for product in ProductKind if " x " in product or product is ProductKind.INT8
     }
-    assert [product for product, (_, library) in kinds.items() if library] == [Product.ATEN_INT8]
+    assert [product for product, (_, library) in kinds.items() if library] == [
+        ProductKind.ATEN_INT8
+    ]
     # From a very slow to a very fast machine.
     assert all(1e5 < rate.rate < 1e14 for one in made for rate in one.rates)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from qfuse.cost import CostProfile, Product, ProductRates, RowRate
+from qfuse.cost import CostProfile, ProductKind, ProductRates, RowRate
 from qfuse.ir.errors import OptionsError
 
 PINNED = CostProfile.pinned()
@@ -118,7 +118,7 @@ def test_a_profile_can_be_shown() -> None:
 
 
 # With 100 operations a row, 1 s with one row and 2 s with four; each column takes more.
-RATES = ProductRates(Product.F32_INT8, (RowRate(1, 100.0, 0.25), RowRate(4, 200.0, 0.5)))
+RATES = ProductRates(ProductKind.F32_INT8, (RowRate(1, 100.0, 0.25), RowRate(4, 200.0, 0.5)))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_columns_take_time_beside_their_sums(rows: float, seconds: float) -> Non
 
 def test_fewer_rows_never_take_longer() -> None:
     rates = (RowRate(1, 100.0), RowRate(4, 800.0), RowRate(32, 800.0))
-    seconds = [ProductRates(Product.INT8, rates).seconds(100.0, rows) for rows in (1, 2, 4, 32)]
+    seconds = [ProductRates(ProductKind.INT8, rates).seconds(100.0, rows) for rows in (1, 2, 4, 32)]
 
     assert seconds == pytest.approx([0.5, 0.5, 0.5, 4.0])
 
@@ -149,7 +149,7 @@ def test_threads_share_the_work_up_to_the_bandwidth_of_memory() -> None:
     assert [one.rate for one in rates(70.0)] == [140.0, 560.0]
     # One thread was seen to be faster.
     assert [one.rate for one in rates(1.0)] == [100.0, 200.0]
-    half = ProductRates(Product.F32_INT4, (RowRate(1, 100.0),)).times(3, 70.0)
+    half = ProductRates(ProductKind.F32_INT4, (RowRate(1, 100.0),)).times(3, 70.0)
     assert half.rates == (RowRate(1, 280.0),)
 
 
@@ -158,7 +158,7 @@ def test_the_best_rates_of_two_profiles() -> None:
     # A slow column is what noise takes from a sum.
     noisy, fast, more = RowRate(1, 101.0, 0.9), RowRate(4, 300.0, 0.25), RowRate(32, 400.0)
     better = ProductRates(RATES.product, (noisy, fast, more))
-    other = ProductRates(Product.INT8, (RowRate(1, 7.0),))
+    other = ProductRates(ProductKind.INT8, (RowRate(1, 7.0),))
     two = replace(PINNED, products=(other, better), python_call_seconds=2e-6)
 
     best = one.best_of(two)
@@ -167,8 +167,8 @@ def test_the_best_rates_of_two_profiles() -> None:
     assert best.python_call_seconds == 2e-6
     assert replace(best, products=best.products[::-1]) == best
     assert CostProfile.from_json(best.to_json()) == best
-    assert best.rates_of(Product.INT8) == other
-    assert best.rates_of(Product.BF16) is best.rates_of(None) is None
+    assert best.rates_of(ProductKind.INT8) == other
+    assert best.rates_of(ProductKind.BF16) is best.rates_of(None) is None
     assert any("by rows, 1: 100" in text for _, text in best.describe())
 
 
@@ -179,4 +179,6 @@ def test_a_product_has_its_rates_once() -> None:
 
 def test_rates_are_rounded_as_the_others_are() -> None:
     assert RATES.rounded(lambda value: value + 1).rates[0] == RowRate(1, 101.0, 1.25)
-    assert ProductRates(Product.F32, (RowRate(1, 1.0),)).rounded(float).rates == (RowRate(1, 1.0),)
+    assert ProductRates(ProductKind.F32, (RowRate(1, 1.0),)).rounded(float).rates == (
+        RowRate(1, 1.0),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qfuse.cost import Bits, ComputeKind, Product, SizeRange, Work, linear_work, pointwise_work
+from qfuse.cost import Bits, ComputeKind, ProductKind, SizeRange, Work, linear_work, pointwise_work
 from qfuse.ir.errors import OptionsError
 
 
@@ -19,7 +19,7 @@ def test_linear() -> None:
         writes=(3 * 5 * 2,),
         one_row_flops=2 * 8 * 5,
         kernel_calls=1,
-        product=Product.INT8_INT4,
+        product=ProductKind.INT8_INT4,
         columns=5,
     )
 
@@ -74,9 +74,9 @@ def test_impossible_work_is_refused(fields: dict[str, float]) -> None:
 
 
 def test_products_know_their_weights() -> None:
-    bits = {product: product.weight_bits for product in Product}
+    bits = {product: product.weight_bits for product in ProductKind}
 
-    assert {p for p, n in bits.items() if n == 4} == {p for p in Product if "int4" in p}
-    assert {p for p, n in bits.items() if n > 8} == {Product.F32, Product.BF16}
-    assert Product.of(ComputeKind.BF16, 16) is Product.BF16
-    assert Product.of(ComputeKind.INT8, 32) is Product.of(ComputeKind.NONE, 8) is None
+    assert {p for p, n in bits.items() if n == 4} == {p for p in ProductKind if "int4" in p}
+    assert {p for p, n in bits.items() if n > 8} == {ProductKind.F32, ProductKind.BF16}
+    assert ProductKind.of(ComputeKind.BF16, 16) is ProductKind.BF16
+    assert ProductKind.of(ComputeKind.INT8, 32) is ProductKind.of(ComputeKind.NONE, 8) is None

@@ -12,7 +12,7 @@ from qfuse.cost.sizes import AtPoints, SizeOrRange, SizeRange, at_points
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
-    Product,
+    ProductKind,
     Work,
     WorkRange,
     linear_work,
@@ -35,7 +35,7 @@ __all__ = [
     "CostModel",
     "CostProfile",
     "Estimate",
-    "Product",
+    "ProductKind",
     "ProductRates",
     "RowRate",
     "SizeOrRange",

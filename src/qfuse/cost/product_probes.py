@@ -20,7 +20,8 @@ from torch.nn import functional
 from qfuse import kernels
 from qfuse.cost import _torch_api
 from qfuse.cost.rates import ProductRates, RowRate
-from qfuse.cost.work import Product
+from qfuse.cost.work import ProductKind
+from qfuse.ir.aten import aten
 from qfuse.targets import Target
 from qfuse.targets.huge_pages import HugePages
 
@@ -242,26 +243,26 @@ def _row_rate(rows: int, long: float, short: float) -> RowRate:
     return RowRate(rows, 2.0 * rows * _COLUMNS / per_step, beside / _COLUMNS)
 
 
-def probed_products(target: Target) -> Mapping[Product, ProbedProduct]:
+def probed_products(target: Target) -> Mapping[ProductKind, ProbedProduct]:
     """Return what is measured of every product that this machine has kernels for."""
     f32, bf16 = torch.float32, torch.bfloat16
     found = {
-        Product.F32: ProbedProduct(partial(_floats, f32)),
-        Product.BF16: ProbedProduct(partial(_floats, bf16)),
+        ProductKind.F32: ProbedProduct(partial(_floats, f32)),
+        ProductKind.BF16: ProbedProduct(partial(_floats, bf16)),
     }
     if target.has_kernel("aten::_int_mm"):
         # It does not compute the result of one row: see qfuse.targets.doctor.
-        found[Product.ATEN_INT8] = ProbedProduct(_aten_int8, ROWS[1:], library=True)
+        found[ProductKind.ATEN_INT8] = ProbedProduct(_aten_int8, ROWS[1:], library=True)
     if target.has_kernel("aten::_weight_int8pack_mm"):
-        found[Product.ATEN_F32_INT8] = ProbedProduct(partial(_aten_weight_only, f32))
-        found[Product.ATEN_BF16_INT8] = ProbedProduct(partial(_aten_weight_only, bf16))
+        found[ProductKind.ATEN_F32_INT8] = ProbedProduct(partial(_aten_weight_only, f32))
+        found[ProductKind.ATEN_BF16_INT8] = ProbedProduct(partial(_aten_weight_only, bf16))
     if _torch_api.kernels_in_use():
-        found[Product.INT8] = ProbedProduct(_int8, own=True)
-        found[Product.INT8_INT4] = ProbedProduct(_int8_int4, own=True)
-        found[Product.F32_INT8] = ProbedProduct(partial(_weight_only_int8, f32), own=True)
-        found[Product.F32_INT4] = ProbedProduct(partial(_weight_only_int4, f32), own=True)
-        found[Product.BF16_INT8] = ProbedProduct(partial(_weight_only_int8, bf16), own=True)
-        found[Product.BF16_INT4] = ProbedProduct(partial(_weight_only_int4, bf16), own=True)
+        found[ProductKind.INT8] = ProbedProduct(_int8, own=True)
+        found[ProductKind.INT8_INT4] = ProbedProduct(_int8_int4, own=True)
+        found[ProductKind.F32_INT8] = ProbedProduct(partial(_weight_only_int8, f32), own=True)
+        found[ProductKind.F32_INT4] = ProbedProduct(partial(_weight_only_int4, f32), own=True)
+        found[ProductKind.BF16_INT8] = ProbedProduct(partial(_weight_only_int8, bf16), own=True)
+        found[ProductKind.BF16_INT4] = ProbedProduct(partial(_weight_only_int4, bf16), own=True)
     return found
 
 
@@ -274,7 +275,9 @@ def _floats(dtype: torch.dtype, area: WeightArea, depth: int) -> ProductProbe:
 def _aten_int8(area: WeightArea, depth: int) -> ProductProbe:
     weight = _ones(depth)
     weights = [one.t() for one in area.like(weight)]
-    return ProductProbe(torch.int8, lambda x, i: torch._int_mm(x, weights[i]), weight.nbytes, depth)
+    return ProductProbe(
+        torch.int8, lambda x, i: aten._int_mm.default(x, weights[i]), weight.nbytes, depth
+    )
 
 
 def _aten_weight_only(dtype: torch.dtype, area: WeightArea, depth: int) -> ProductProbe:
@@ -282,7 +285,7 @@ def _aten_weight_only(dtype: torch.dtype, area: WeightArea, depth: int) -> Produ
     weights = area.like(weight)
 
     def call(x: torch.Tensor, number: int) -> object:
-        return torch._weight_int8pack_mm(x, weights[number], scale)
+        return aten._weight_int8pack_mm.default(x, weights[number], scale)
 
     return ProductProbe(dtype, call, weight.nbytes, depth)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from qfuse.cost.rates import ProductRates, RowRate, best_rates, rates_as_json, rates_from_json
-from qfuse.cost.work import Product
+from qfuse.cost.work import ProductKind
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.units import bytes_text, rate_text, seconds_text
 
@@ -72,7 +72,7 @@ class CostProfile:
         ordered = tuple(sorted(self.products, key=lambda one: one.product))
         object.__setattr__(self, "products", ordered)
 
-    def rates_of(self, product: Product | None) -> ProductRates | None:
+    def rates_of(self, product: ProductKind | None) -> ProductRates | None:
         """Return the rates of a product; ``None`` if they were not measured."""
         return next((one for one in self.products if one.product is product), None)
 
@@ -101,8 +101,8 @@ class CostProfile:
             measured_seconds=0.0,
             # Its rows share no loads.
             products=(
-                ProductRates(Product.ATEN_F32_INT8, (RowRate(1, 12e9),)),
-                ProductRates(Product.ATEN_BF16_INT8, (RowRate(1, 12e9),)),
+                ProductRates(ProductKind.ATEN_F32_INT8, (RowRate(1, 12e9),)),
+                ProductRates(ProductKind.ATEN_BF16_INT8, (RowRate(1, 12e9),)),
             ),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from qfuse.cost.work import Product
+from qfuse.cost.work import ProductKind
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.units import rate_text
 
@@ -49,7 +49,7 @@ class ProductRates:
         rates: By ascending rows. Each row more than the last ones takes as long as each of those.
     """
 
-    product: Product
+    product: ProductKind
     rates: tuple[RowRate, ...]
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ def _typical_seconds(one: RowRate) -> float:
 
 def best_rates(*profiles: Iterable[ProductRates]) -> tuple[ProductRates, ...]:
     """Return the best rates of every product."""
-    best: dict[Product, ProductRates] = {}
+    best: dict[ProductKind, ProductRates] = {}
     for one in (rates for profile in profiles for rates in profile):
         best[one.product] = best[one.product].best_of(one) if one.product in best else one
     return tuple(best.values())
@@ -140,7 +140,7 @@ def rates_from_json(found: object) -> tuple[ProductRates, ...]:
     try:
         return tuple(
             ProductRates(
-                Product(name),
+                ProductKind(name),
                 tuple(
                     RowRate(int(rows), float(rate), float(beside)) for rows, rate, beside in rates
                 ),

@@ -19,7 +19,7 @@ class ComputeKind(StrEnum):
     INT8 = "int8"
 
 
-class Product(StrEnum):
+class ProductKind(StrEnum):
     """Kernels of products with a constant weight, whose times are measured.
 
     The arithmetic, then the stored weight where it is another one.
@@ -38,7 +38,7 @@ class Product(StrEnum):
     ATEN_BF16_INT8 = "aten._weight_int8pack_mm in bf16"
 
     @classmethod
-    def of(cls, kind: ComputeKind, weight_bits: int) -> Product | None:
+    def of(cls, kind: ComputeKind, weight_bits: int) -> ProductKind | None:
         """Return qfuse's or the float product of an arithmetic; ``None`` if none is measured."""
         return _PRODUCTS.get((kind, weight_bits))
 
@@ -49,14 +49,14 @@ class Product(StrEnum):
 
 
 _PRODUCTS = {
-    (ComputeKind.F32, 32): Product.F32,
-    (ComputeKind.F32, 8): Product.F32_INT8,
-    (ComputeKind.F32, 4): Product.F32_INT4,
-    (ComputeKind.BF16, 16): Product.BF16,
-    (ComputeKind.BF16, 8): Product.BF16_INT8,
-    (ComputeKind.BF16, 4): Product.BF16_INT4,
-    (ComputeKind.INT8, 8): Product.INT8,
-    (ComputeKind.INT8, 4): Product.INT8_INT4,
+    (ComputeKind.F32, 32): ProductKind.F32,
+    (ComputeKind.F32, 8): ProductKind.F32_INT8,
+    (ComputeKind.F32, 4): ProductKind.F32_INT4,
+    (ComputeKind.BF16, 16): ProductKind.BF16,
+    (ComputeKind.BF16, 8): ProductKind.BF16_INT8,
+    (ComputeKind.BF16, 4): ProductKind.BF16_INT4,
+    (ComputeKind.INT8, 8): ProductKind.INT8,
+    (ComputeKind.INT8, 4): ProductKind.INT8_INT4,
 }
 
 
@@ -90,7 +90,7 @@ class Work:
     one_row_flops: float = 0.0
     kernel_calls: int = 1
     library_calls: int = 0
-    product: Product | None = None
+    product: ProductKind | None = None
     columns: float = 0.0
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ def linear_work(
     n: SizeOrRange,
     bits: Bits,
     kind: ComputeKind,
-    product: Product | None = None,
+    product: ProductKind | None = None,
 ) -> WorkRange:
     """Return the work of ``x[m, k] @ weight[n, k].T`` in one call.
 
@@ -153,7 +153,7 @@ def linear_work(
         kind: The arithmetic: ``F32`` or ``BF16`` for a weight-only kernel that unpacks first.
         product: The kernels that run it; by default those of the arithmetic and the weight.
     """
-    product = product or Product.of(kind, bits.weight)
+    product = product or ProductKind.of(kind, bits.weight)
 
     def build(rows: int, depth: int, columns: int) -> Work:
         return Work(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from qfuse.cost.sizes import AtPoints, SizeRange, at_points
-from qfuse.cost.work import ComputeKind, Product, Work, WorkRange, pointwise_work, without_calls
+from qfuse.cost.work import ComputeKind, ProductKind, Work, WorkRange, pointwise_work, without_calls
 from qfuse.ir.dtypes import bit_width
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.product import FusedProduct
@@ -111,7 +111,7 @@ def _weighted_work(problem: WeightedProblem, kind: ComputeKind, bits: int) -> Wo
             one_row_flops=flops / max(rows, 1),
             # oneDNN sets up a primitive for a convolution.
             library_calls=int(convolves),
-            product=None if convolves else Product.of(kind, bits),
+            product=None if convolves else ProductKind.of(kind, bits),
             columns=problem.n,
         )
 

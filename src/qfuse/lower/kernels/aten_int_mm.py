@@ -12,7 +12,7 @@ from qfuse.cost.sizes import AtPoints
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
-    Product,
+    ProductKind,
     linear_work,
     pointwise_work,
     without_calls,
@@ -139,6 +139,6 @@ def _work(problem: LinearProblem) -> Workload:
     The matmul counts as a call, since oneDNN sets up a primitive every time.
     """
     bits, kind = Bits(8, 8, 32), ComputeKind.INT8
-    product = linear_work(problem.rows, problem.k, problem.n, bits, kind, Product.ATEN_INT8)
+    product = linear_work(problem.rows, problem.k, problem.n, bits, kind, ProductKind.ATEN_INT8)
     called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
     return called, without_calls(pointwise_work(problem.rows * problem.n, [32], [32]))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from qfuse.cost.sizes import AtPoints
-from qfuse.cost.work import Bits, ComputeKind, Product, Work, linear_work
+from qfuse.cost.work import Bits, ComputeKind, ProductKind, Work, linear_work
 from qfuse.ir.dtypes import FLOATS, bit_width
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import shape_of
@@ -117,6 +117,6 @@ def _check_values(problem: LinearProblem) -> Refusal | None:
 def _work(problem: LinearProblem) -> AtPoints[Work]:
     size = bit_width(problem.float_dtype)
     f32 = problem.float_dtype is torch.float32
-    product = Product.ATEN_F32_INT8 if f32 else Product.ATEN_BF16_INT8
+    product = ProductKind.ATEN_F32_INT8 if f32 else ProductKind.ATEN_BF16_INT8
     bits, kind = Bits(size, 8, size), ComputeKind.F32
     return linear_work(problem.rows, problem.k, problem.n, bits, kind, product)
