@@ -227,8 +227,8 @@ def is_scaled_activation(operand: Node) -> bool:
 
 
 def _is_dequantized_activation(node: Node, operand: Node) -> bool:
-    """Whether ``node`` dequantizes, and ``operand``, into which it is moved, is no weight.
+    """Whether ``node`` dequantizes, and ``operand``, into which it is moved, is not a weight.
 
-    Rows of a weight that are looked up at run time are not.
+    Rows of a weight that are looked up at run time count as an activation.
     """
     return as_dequantize(node) is not None and not is_constant_expression(operand)

@@ -21,6 +21,7 @@ from qfuse.optimize.attention.fuse_repeated_heads import FuseRepeatedHeads
 from qfuse.optimize.schedule import MOVING_RULES, settle_rules
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
 from qfuse.testing.run import random_inputs, run
@@ -328,3 +329,19 @@ def test_refuses_scales_in_two_levels() -> None:
     miss = only_miss(g.done(g.attention(g.q, keys, values)), FuseRepeatedHeads)
 
     assert (miss.code, miss.at) == (MissCode.GRANULARITY, keys)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("repeat", ["expand", "repeat_interleave"])
+def test_heads_of_varying_batches_and_positions(repeat: str) -> None:
+    g = Heads(rows="l", positions="s", batch="n")
+    keys = quantized_heads(g, "k", GRIDS["head"], REPEATS[repeat])
+    values = REPEATS[repeat](g.b, g.v, g.group)
+    program = g.done(g.attention(g.q, keys, values))
+    before = clone(program)
+    settle_rules(program, MOVING_RULES, RewriteContext("optimize"))
+    assert apply_rules(program, [FuseRepeatedHeads()]).modified
+    for sizes in ({"l": 1, "s": 7, "n": 2}, {"l": 4, "s": 1, "n": 1}):
+        inputs = random_inputs(before, **sizes)
+        ((want,), (got,)) = (run(each, inputs) for each in (before, program))
+        assert torch.equal(got, want)
