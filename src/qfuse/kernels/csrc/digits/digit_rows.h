@@ -14,7 +14,7 @@ constexpr int64_t kDigitBytes = kMostDigits * kGroup;  // of a row in a group of
 
 // What a number leaves out of the value at input feature `k`, exactly.
 struct Rest {
-  int64_t k;
+  int32_t k;
   float value;
 };
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "isa/vec.h"
-#include "linear/digit_rows.h"
+#include "digits/digit_rows.h"
 
 namespace {
 
@@ -146,7 +146,7 @@ inline qfuse::DigitRow split_row(const void* x, qfuse::Real type, int64_t column
     digits += 4 * to.step;
     for (unsigned kept = split.kept; kept; kept &= kept - 1) {
       const int lane = __builtin_ctz(kept);
-      row.rest[row.rests++] = {k + lane, split.rest[lane]};
+      row.rest[row.rests++] = {static_cast<int32_t>(k) + lane, split.rest[lane]};
     }
   });
   row.sum = _mm512_reduce_add_epi64(sum);

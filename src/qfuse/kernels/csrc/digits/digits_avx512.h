@@ -6,12 +6,12 @@
 #include <immintrin.h>
 
 #include "isa/vec.h"
-#include "linear/split_digits.h"
+#include "digits/split_digits.h"
 
 namespace {
 
 constexpr int kDigitVectors = qfuse::kBlock / kLanes;
-constexpr int kDigitTotals = 6;       // digits whose sums of a block fit into the registers
+constexpr int kDigitTotals = 6;  // digits whose sums of a block fit into the registers
 // Groups of four k that are read again from the L1 cache for more digits. With a page at a time the
 // processor goes on prefetching; with longer slices memory waits while a slice is read again.
 constexpr int64_t kDigitSlice = 16;

@@ -1,10 +1,11 @@
-// The rows of a weight-only linear as digits, see linear/digit_rows.h.
+// The rows of a weight-only linear as digits, see digits/digit_rows.h.
 #pragma once
 
 #include <array>
-#include <vector>
+#include <optional>
 
-#include "linear/digit_rows.h"
+#include "linear/buffer.h"
+#include "digits/digit_rows.h"
 #include "linear/operands.h"
 #include "linear/real_weight.h"
 
@@ -31,8 +32,8 @@ class Digits {
   int64_t split_ = 0;
   int64_t count_ = 0;  // the most digits of a row
   std::array<DigitRow, kStreamRows> row_;
-  at::Tensor digits_;
-  std::vector<Rest> rests_;
+  std::optional<Buffer> digits_;
+  std::optional<Buffer> rests_;
 };
 
 }  // namespace qfuse
