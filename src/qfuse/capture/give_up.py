@@ -15,7 +15,7 @@ from qfuse.ir.graph.stage_graph import CapturedGraph
 _OPTION = "free_source=True gives up the weights of the source model"
 
 
-def check_given(model: nn.Module | ExportedProgram) -> nn.Module:
+def checked_source(model: nn.Module | ExportedProgram) -> nn.Module:
     """Return ``model`` if its weights can be given up.
 
     Raises:
