@@ -34,8 +34,8 @@ def give_up_weights(
 ) -> int:
     """Put tensors without memory in the place of all parameters and buffers.
 
-    Memory is free unless something else refers to the tensor: weights that are shared with another model
-    stay there as they are. Calling ``model`` raises an error of torch about the device ``meta``.
+    Memory is free unless something else refers to the tensor: weights that are shared with another
+    model stay there as they are. Calling ``model`` raises an error of torch about ``meta``.
 
     Args:
         model: The source model.
