@@ -22,6 +22,8 @@ X = torch.linspace(-1, 1, 32).reshape(4, 8)
 class _Int8Linear(nn.Module):
     """A linear with an int8 weight, quantized by hand."""
 
+    weight: torch.Tensor
+
     def __init__(self, width: int = 8) -> None:
         super().__init__()
         self.register_buffer("weight", torch.randint(-127, 128, (width, width)).to(torch.int8))
@@ -34,6 +36,8 @@ class _Int8Linear(nn.Module):
 class _Counting(nn.Module):
     """Counts its calls in a buffer."""
 
+    calls: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = _Int8Linear()
@@ -41,7 +45,8 @@ class _Counting(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls.add_(1)
-        return self.inner(x)
+        counted: torch.Tensor = self.inner(x)
+        return counted
 
 
 def test_the_model_keeps_no_weight_and_the_compiled_one_works() -> None:
@@ -117,7 +122,7 @@ def test_torch_compile_refuses_it() -> None:
 
 def test_it_is_a_bool() -> None:
     with pytest.raises(qfuse.OptionsError, match="'free_source' must be a bool"):
-        qfuse.Options(free_source=1)
+        qfuse.Options.of({"free_source": 1})
 
 
 _MEASURED = """

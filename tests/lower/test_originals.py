@@ -26,7 +26,7 @@ def session() -> RewriteSession:
     source = Model(forward, **{f"w{i}": torch.rand(64) for i in range(COUNT)})
     captured = capture(source, (torch.rand(64),))
     program = OptimizedGraph(captured.module, captured.signature, captured.log)
-    return RewriteSession(program, RewriteContext("lower", None))  # type: ignore[arg-type]
+    return RewriteSession(program, RewriteContext("lower", None))
 
 
 def packed(on: RewriteSession, index: int) -> Applied[None]:
