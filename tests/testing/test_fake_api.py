@@ -173,6 +173,18 @@ def test_a_call_that_was_seen_is_not_inferred_again(monkeypatch: pytest.MonkeyPa
         second.call(aten.mm.default, given[1][0], given[1][0])
 
 
+def test_a_call_under_autocast_is_another_call() -> None:
+    _fake_api._kept.cache_clear()
+    b = GraphBuilder()
+    x = b.arg("x", F32, 3, 4)
+    types = []
+    for enabled in (False, True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            types.append(b.call(aten.mm.default, x, b.call(aten.t.default, x)).meta["val"].dtype)
+
+    assert types == [F32, BF16, F32]
+
+
 def test_a_size_that_is_symbolic_belongs_to_its_graph() -> None:
     _fake_api._kept.cache_clear()
     values = []

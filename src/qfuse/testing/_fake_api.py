@@ -128,8 +128,10 @@ class _QuickMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Return the result of a call: of the types that an equal call had, or inferred."""
         tensors: list[torch.Tensor] = []
         told = None
-        with suppress(_NotKeptError):
-            told = self._key((args, tuple(kwargs.items())), tensors)
+        # Autocast changes what a linear returns.
+        if not torch._C._is_any_autocast_enabled():
+            with suppress(_NotKeptError):
+                told = self._key((args, tuple(kwargs.items())), tensors)
         if told is None:
             return infer()
         kept = _kept((key, told, torch.get_default_dtype()))
