@@ -119,7 +119,7 @@ fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=300 each: at most 1
 	HYPOTHESIS_PROFILE=fuzz QFUSE_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(ONLY) -m property --timeout 0
 
 # Interrupted, it goes on where it was; what it drew is in build/fuzz.
-fuzz-networks: $(STAMP) ## draw random networks through the lowering (NETWORKS=20000 SEED=1: an hour on one core)
+fuzz-networks: $(STAMP) ## draw random networks through the lowering (NETWORKS=20000 SEED=1: an hour of CPU time)
 	$(BIN)/python tools/fuzz_networks.py --networks $(NETWORKS) --seed $(SEED)
 
 replay: $(STAMP) ## compare what becomes of the zoo with another revision (BASE=HEAD)
