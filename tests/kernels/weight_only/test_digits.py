@@ -12,6 +12,7 @@ from tests.support.cases.weight_only import WeightOnly, weight_only
 from tests.support.guard_pages import assert_same_with_guards
 
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a16
+from qfuse.targets import limited_threads
 
 pytestmark = pytest.mark.numeric
 
@@ -96,7 +97,11 @@ def test_bits_that_digits_barely_hold(isa: str, rows: int, dtype: torch.dtype) -
         [ones * 2.0**8, 2.0**-14], [0.0, ones * 2.0**13, 1.0],
     ):  # fmt: skip
         row = torch.tensor(values, dtype=torch.float64).repeat(40)[: 40 + len(values)]
-        for weight in (codes((70, len(row)), torch.int8), torch.eye(len(row)), -torch.eye(len(row))):
+        for weight in (
+            codes((70, len(row)), torch.int8),
+            torch.eye(len(row)),
+            -torch.eye(len(row)),
+        ):
             case = with_weight(eight(rows, len(row), len(weight), dtype), weight)
             # So that no sum leaves the range of float16.
             case = replace(case, x=row.to(dtype).repeat(rows, 1), scale=case.scale * 2.0**-14)
@@ -150,12 +155,10 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: torch.dtype) -> None:
     del isa
     case = eight(2, 1030, 330, dtype)
     case.x[:, ::40] *= 500
-    before = torch.get_num_threads()
     results = []
     for threads in (1, 2, 7):
-        torch.set_num_threads(threads)
-        results.append(case.run())
-    torch.set_num_threads(before)
+        with limited_threads(threads):
+            results.append(case.run())
 
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -220,7 +223,9 @@ def test_a_sum_is_rounded_once(with_digits: str, rows: int, zero_point: bool) ->
 def test_narrow_types_are_exact(with_digits: str, rows: int, dtype: torch.dtype) -> None:
     """Every bit is in the digits, so what cancels is zero."""
     case = eight(rows, 1030, 70, dtype)
-    half = (torch.randint(-255, 256, (rows, 515)) * 2.0 ** -torch.randint(0, 7, (rows, 515))).to(dtype)
+    half = (torch.randint(-255, 256, (rows, 515)) * 2.0 ** -torch.randint(0, 7, (rows, 515))).to(
+        dtype
+    )
     weight = codes((70, 515), torch.int8).clamp(min=-127)
     case = replace(case, x=torch.cat([half, half], 1), codes=torch.cat([weight, -weight], 1))
     with instruction_set(with_digits):
