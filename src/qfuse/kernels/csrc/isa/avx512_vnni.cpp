@@ -6,7 +6,7 @@
 #include <immintrin.h>
 
 #include "convolution/depthwise_quantized.h"
-#include "linear/digits_avx512.h"
+#include "digits/digits_avx512.h"
 #include "linear/groups_avx512.h"
 #include "linear/multiply_quantized.h"
 

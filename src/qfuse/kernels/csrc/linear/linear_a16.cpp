@@ -10,7 +10,7 @@
 
 #include "linear/buffer.h"
 #include "kernel_api.h"
-#include "linear/digits.h"
+#include "digits/digits.h"
 #include "linear/operands.h"
 #include "linear/real_weight.h"
 #include "isa/select.h"

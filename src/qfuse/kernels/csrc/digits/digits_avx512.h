@@ -6,7 +6,7 @@
 #include <immintrin.h>
 
 #include "isa/vec.h"
-#include "linear/split_digits.h"
+#include "digits/split_digits.h"
 
 namespace {
 

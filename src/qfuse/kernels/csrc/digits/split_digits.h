@@ -2,7 +2,7 @@
 #pragma once
 
 #include "isa/vec.h"
-#include "linear/digit_rows.h"
+#include "digits/digit_rows.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
-// The rows of a weight-only linear as digits, see linear/digit_rows.h.
+// The rows of a weight-only linear as digits, see digits/digit_rows.h.
 #pragma once
 
 #include <array>
 #include <vector>
 
-#include "linear/digit_rows.h"
+#include "digits/digit_rows.h"
 #include "linear/operands.h"
 #include "linear/real_weight.h"
 

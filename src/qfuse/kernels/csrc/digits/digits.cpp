@@ -1,4 +1,4 @@
-#include "linear/digits.h"
+#include "digits/digits.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
