@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.nn import Module
 
 from qfuse.backends import CompiledModule
-from qfuse.capture.give_up import check_given
+from qfuse.capture.give_up import check_free_source
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Options
@@ -283,7 +283,7 @@ def captured_model(  # noqa: PLR0913 - one keyword per option
     if wanted is not None:
         options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
     session = Session.start(target, check, float_dtype, options, progress, measure=measure)
-    source = check_given(model) if session.options.free_source else None
+    source = check_free_source(model) if session.options.free_source else None
     with TRACING, limited_threads(session.options.threads):
         graph, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():

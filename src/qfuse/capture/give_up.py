@@ -15,7 +15,7 @@ from qfuse.ir.graph.stage_graph import CapturedGraph
 _OPTION = "free_source=True gives up the weights of the source model"
 
 
-def check_given(model: nn.Module | ExportedProgram) -> nn.Module:
+def check_free_source(model: nn.Module | ExportedProgram) -> nn.Module:
     """Return ``model`` if its weights can be given up.
 
     Raises:
@@ -34,8 +34,9 @@ def give_up_weights(
 ) -> int:
     """Put tensors without memory in the place of all parameters and buffers.
 
-    Memory is free when nobody else holds the tensor: weights that are shared with another model
-    stay there as they are. Calling ``model`` raises an error of torch about the device ``meta``.
+    Memory becomes free where only the model held the tensor: weights that are shared with another
+    model stay there as they are. Calling ``model`` raises an error of torch about the device
+    ``meta``.
 
     Args:
         model: The source model.
