@@ -13,7 +13,7 @@ from tests.architecture.source import PACKAGE, Module, modules, write_tree
 MAY_EDIT = {
     "rewrite/rewriter.py": "the only editor: keeps meta, provenance and the event list",
     "rewrite/transaction.py": "takes over what a rewritten copy of somebody's graph has become",
-    "capture/_export_api.py": "copies what torch.export made into a fresh plain graph",
+    "capture/module.py": "copies what torch.export made into a fresh plain graph",
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
     "dynamo/weights.py": "copies a graph of Dynamo into one that holds its weights",
     "exported/build.py": "copies a lowered graph into that of an exported program",
