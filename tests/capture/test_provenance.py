@@ -175,3 +175,14 @@ def test_a_graph_without_lines_of_its_own_has_that_of_the_call() -> None:
 
     assert [op for op, _, _ in found] == ["aten.linear", "aten.relu", "aten.mul.Tensor"]
     assert [path for _, path, _ in found] == ["body.0", "body.1", ""]
+
+
+def test_a_graph_that_was_edited_after_its_code_was_written_is_captured() -> None:
+    x = torch.randn(2, 32)
+    model = Exported(Stack().eval(), x)
+    output = model.body.graph.output_node()
+    (result,) = output.all_input_nodes
+    output.replace_input_with(result, result.all_input_nodes[0])
+    model.body.graph.erase_node(result)
+
+    assert places(model, x)[-1] == ("aten.relu", "", "return torch.relu(self.body(x))")

@@ -204,5 +204,6 @@ def test_every_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [product for product, (_, library) in kinds.items() if library] == [
         ProductKind.ATEN_INT8
     ]
-    # From a very slow to a very fast machine.
-    assert all(1e5 < rate.rate < 1e14 for one in made for rate in one.rates)
+    # Of a very slow machine. What short and long sums of these sizes differ by is less than noise,
+    # so there is no bound above.
+    assert all(rate.rate > 1e5 for one in made for rate in one.rates)

@@ -12,6 +12,7 @@ from tests.support.sources.library import Model
 
 from qfuse.capture import capture
 from qfuse.ir.graph.stage_graph import OptimizedGraph
+from qfuse.lower import originals as module
 from qfuse.lower.originals import Originals
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.session import Applied, RewriteSession
@@ -57,13 +58,14 @@ def test_an_original_goes_while_others_are_still_to_be_packed() -> None:
 
 def test_few_bytes_are_dropped_later(monkeypatch: pytest.MonkeyPatch) -> None:
     on = session()
+    monkeypatch.setattr(module, "_PARTS", 4)
     originals = Originals(on)
-    calls: list[int] = []
-    monkeypatch.setattr(type(on.editor), "drop_unused", lambda *_: calls.append(1))
-    originals.erased([])
-    assert not calls
-    originals.erased(packed(on, 0).erased)
-    assert len(calls) == 1
+    for index in range(2):
+        originals.erased(packed(on, index).erased)
+    # Two of eight are a fourth, and no more than that.
+    assert {"w0", "w1"} < names(on)
+    originals.erased(packed(on, 2).erased)
+    assert not {"w0", "w1", "w2"} & names(on)
 
 
 def test_an_id_that_is_free_again_names_no_dropped_constant() -> None:

@@ -179,7 +179,9 @@ def test_vnni(features: set[str], expected: bool) -> None:
         ("avx512_vnni", "AVX512_CORE_VNNI", True),
         ("avx512_vnni", "AVX512_CORE", False),
         ("avx512_vnni", "avx2", False),
+        ("avx512_vnni", "AVX2_VNNI", False),
         ("avx_vnni", "AVX2_VNNI", True),
+        ("avx_vnni", "AVX512_CORE_VNNI", False),
         ("avx2", "", False),
     ],
 )

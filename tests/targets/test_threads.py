@@ -16,7 +16,7 @@ from qfuse.targets import checked_threads, limited_threads
 
 @pytest.fixture(autouse=True)
 def two() -> Iterator[None]:
-    """Two threads per operator in this thread, and one in new ones."""
+    """Two threads per operator, in this thread and in new ones."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield

@@ -394,7 +394,6 @@ def higher_order_name(node: Node) -> str | None:
 
 
 def generated_lines(module: GraphModule) -> dict[int, Node]:
-    """Return the nodes of a graph by the line of its generated code."""
-    nodes = list(module.graph.nodes)
-    start, numbers = module._prologue_start, module._lineno_map or {}
-    return {start + line: nodes[n] for line, n in numbers.items() if n is not None}
+    """Return the nodes of a graph by the line of its generated code, which may be older."""
+    nodes, start = dict(enumerate(module.graph.nodes)), module._prologue_start
+    return {start + at: nodes[n] for at, n in (module._lineno_map or {}).items() if n in nodes}

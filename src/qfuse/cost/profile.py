@@ -34,7 +34,7 @@ class CostProfile:
         call_seconds: Overhead of an operator call.
         library_call_seconds: The same for an operator that sets up a oneDNN primitive.
         python_call_seconds: What a call of a kernel of qfuse from Python takes more than a trivial
-            operator. It is no part of predictions, since compiled graphs call kernels directly.
+            operator. It is not counted in predictions, since compiled graphs call kernels directly.
         quiet: Whether the machine was free of other load while measuring. If ``False``, the rates
             are extrapolated from one thread.
         measured_seconds: Duration of the measurement; 0 for a profile that was not measured.

@@ -27,7 +27,8 @@ instructions on whether there are at most two: sums then have two parts (four bi
 in float32 (eight bits), where converting to bfloat16 costs more than it saves. The same conditions
 decide whether bfloat16 below 2**-126 is flushed to zero, as those instructions do. With
 AVX512-VNNI, up to four rows times int8 with one scale per feature are multiplied as integers where
-the values of the row allow it, and rounded once; whether they do depends on the row alone.
+the values of the row allow it, and rounded once; whether they do depends on the row, and on whether
+there are more than two.
 The ops do not mutate their arguments. The result is contiguous.
 
 =================  ==============================================================================

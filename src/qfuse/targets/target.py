@@ -169,7 +169,10 @@ class Target:
 
         ``ONEDNN_MAX_CPU_ISA`` may keep it from that.
         """
-        return self.has_vnni and self.onednn_isa_limit.upper() not in _ONEDNN_WITHOUT_VNNI
+        limit = self.onednn_isa_limit.upper()
+        if limit in _ONEDNN_VNNI:
+            return self.has(_ONEDNN_VNNI[limit])
+        return self.has_vnni and limit not in _ONEDNN_WITHOUT_VNNI
 
     def kernel_state(self, name: str) -> KernelState:
         """Return the availability of an operator.
@@ -273,6 +276,13 @@ _TESTING_ISAS = {
 
 # Values of ONEDNN_MAX_CPU_ISA without int8 dot products.
 _ONEDNN_WITHOUT_VNNI = frozenset(("SSE41", "AVX", "AVX2", "AVX512_CORE"))
+# Those with one kind of them, which a CPU with the other kind may lack, as Zen 4 lacks AVX-VNNI.
+_ONEDNN_VNNI = {
+    "AVX2_VNNI": "avx_vnni",
+    "AVX2_VNNI_2": "avx_vnni",
+    "AVX512_CORE_VNNI": "avx512_vnni",
+    "AVX512_CORE_BF16": "avx512_vnni",
+}
 
 # Fields that are stored in JSON unchanged, and their types.
 _PLAIN: dict[str, Any] = {

@@ -12,6 +12,7 @@ from tests.support.cases.weight_only import WeightOnly, weight_only
 from tests.support.guard_pages import assert_same_with_guards
 
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a16
+from qfuse.targets import limited_threads
 
 pytestmark = pytest.mark.numeric
 
@@ -154,14 +155,12 @@ def test_threads_do_not_change_a_bit(isa: str, dtype: torch.dtype) -> None:
     del isa
     case = eight(2, 1030, 330, dtype)
     case.x[:, ::40] *= 500
-    before = torch.get_num_threads()
 
     def run(threads: int) -> torch.Tensor:
-        torch.set_num_threads(threads)
-        return case.run()
+        with limited_threads(threads):
+            return case.run()
 
     one, *others = map(run, (1, 2, 7))
-    torch.set_num_threads(before)
 
     assert all(torch.equal(one, y) for y in others)
 

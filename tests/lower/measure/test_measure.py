@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,34 +218,48 @@ def test_measuring_leaves_the_graph_as_it_was() -> None:
     assert to_text(first.graph) == to_text(again.graph)
 
 
-def test_medians_are_of_interleaved_calls() -> None:
-    order: list[str] = []
-    first, second = interleaved_medians([partial(_called, order, name) for name in "ab"])
+class Clock:
+    """A clock that only calls move, so that counts do not depend on the load of the machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.order: list[str] = []
+
+    def called(self, name: str, seconds: float) -> None:
+        self.order.append(name)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    read = SimpleNamespace(thread_time=lambda: made.now, perf_counter=lambda: made.now)
+    monkeypatch.setattr(timer, "time", read)
+    return made
+
+
+def test_medians_are_of_interleaved_calls(clock: Clock) -> None:
+    seconds = interleaved_medians([partial(clock.called, name, 2.5e-3) for name in "ab"])
     # Two calls each warm up and tell that a sample is one call; nine rounds follow. Calls that do
     # not evict what they need are preceded by one that loads it.
-    assert order == ["a", "a", "b", "b", "a", "a", "b", "b", *["a", "b"] * 8]
-    assert min(first, second) > 1e-3
+    assert clock.order == ["a", "a", "b", "b", "a", "a", "b", "b", *["a", "b"] * 8]
+    assert seconds == pytest.approx([2.5e-3, 2.5e-3])
 
 
-def _called(order: list[str], name: str) -> None:
-    order.append(name)
-    begin = time.thread_time()
-    while time.thread_time() - begin < 2.5e-3:
-        pass
+def test_very_long_calls_are_timed_less_often(clock: Clock) -> None:
+    interleaved_medians([partial(clock.called, "long", 0.2), partial(clock.called, "short", 1e-6)])
+
+    assert clock.order.count("long") == 2 + 1 + 3
+    assert clock.order.count("short") == 2 + 9 * (1 + 64)
 
 
-def test_very_long_calls_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "_LONG_SECONDS", 1e-3)
-    order: list[str] = []
-    interleaved_medians([partial(_called, order, "long"), lambda: order.append("short")])
+def test_short_calls_are_timed_many_at_once(clock: Clock) -> None:
+    seconds = interleaved_medians([partial(clock.called, "a", 1e-6)])
 
-    assert order.count("long") == 2 + 1 + 3
-    assert order.count("short") == 2 + 9 * (1 + 64)
+    assert len(clock.order) == 2 + 9 * (1 + 64)
+    assert seconds == pytest.approx([1e-6])
 
 
-def test_short_calls_are_timed_many_at_once() -> None:
-    calls: list[None] = []
-    (seconds,) = interleaved_medians([lambda: calls.append(None)])
-
-    assert len(calls) == 2 + 9 * (1 + 64)
+def test_the_clock_of_this_machine_runs() -> None:
+    (seconds,) = interleaved_medians([lambda: None])
     assert seconds > 0

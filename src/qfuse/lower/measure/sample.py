@@ -26,7 +26,7 @@ from qfuse.lower.select.select import Offer
 from qfuse.targets.huge_pages import HugePages
 
 _EVICTED_BYTES = 64 << 20
-"""Bytes of other constants between two uses of one: in a model, other layers run meanwhile."""
+"""Bytes that are read from one use of a constant to the next: other layers run meanwhile."""
 
 # Smaller constants stay in a cache, as they may in a model.
 _MOST_COPIES = 128
@@ -107,11 +107,11 @@ def float_sample(problem: ProductProblem) -> Sample:
 
 
 def _copies(constants: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return copies of the constants of a call, more than a cache holds."""
+    """Return copies of the constants of a call, more than a cache holds; one of large ones."""
     size = sum(tensor.nbytes for tensor in constants)
     if not size:
         return [list(constants)]
-    pages, count = HugePages(), 1 + min(-(-_EVICTED_BYTES // size), _MOST_COPIES)
+    pages, count = HugePages(), min(-(-_EVICTED_BYTES // size), _MOST_COPIES)
     return [[pages.copy(tensor) for tensor in constants] for _ in range(count)]
 
 
