@@ -118,7 +118,7 @@ def test_the_command_exits_by_the_outcome(tmp_path: Path) -> None:
     worse = call(a, b)
     assert worse.exit_code == 1, worse.output
     assert "lost: qfuse.linear_w8a8 -> float" in worse.output
-    assert "cases.py" in worse.output
+    assert "models.py" in worse.output
     assert call(b, a).exit_code == 0
     data = json.loads(call(a, b, "--json").output)
     assert data["regressions"]
