@@ -106,9 +106,14 @@ def test_a_compiled_model_says_what_it_is() -> None:
 
 
 def test_a_model_without_values() -> None:
+    model, x = nn.Linear(4, 4, device="meta").eval(), torch.randn(2, 4)
     with pytest.raises(CaptureError, match=r"^weight is on the meta device") as raised:
-        qfuse.compile(nn.Linear(4, 4, device="meta").eval(), (torch.randn(2, 4),), options=EAGER)
-    assert "to_empty" in str(raised.value.fix)
+        qfuse.compile(model, (x,), options=EAGER)
+    assert "load_state_dict(weights, assign=True)" in str(raised.value.fix)
+
+    weights = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
+    model.load_state_dict(weights, assign=True)
+    assert torch.equal(qfuse.compile(model, (x,), options=EAGER)(x), model(x))
 
 
 class Counts(nn.Module):

@@ -13,6 +13,7 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize
 import qfuse
 from qfuse.ir.events import (
     EXPAND,
+    FLOAT,
     Checked,
     Estimated,
     Event,
@@ -273,3 +274,32 @@ def test_places_with_another_suggestion_are_another_entry() -> None:
 
     assert sorted(advice) == ["quantize-parameter", "quantize-weight"]
     assert {action.reason for action in report.actions} == {"the weight is not quantized"}
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        (
+            (Noted("lower", "a remark"),),
+            "the model is not quantized, or its quantization was not recognized",
+        ),
+        (
+            (Left("lower", place("a"), "no rule fused it"),),
+            "the quantized ops could not be fused, see below",
+        ),
+        (
+            (Left("lower", place("a"), "rows of a table", needed=True),),
+            "nothing quantized is multiplied",
+        ),
+        (
+            (
+                Left("lower", place("a"), "it feeds a product"),
+                Lowered("lower", place("b"), FLOAT, why="faster"),
+            ),
+            "they run in float, which is faster",
+        ),
+    ],
+)
+def test_why_nothing_is_quantized(events: tuple[Event, ...], told: str) -> None:
+    text = " ".join(Report(events, FACTS).text().split())
+    assert text.startswith(f"quantized ops: none: {told}")

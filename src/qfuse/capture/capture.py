@@ -46,7 +46,10 @@ from qfuse.ir.signature._tree_api import unflatten
 from qfuse.ir.signature.caller import Caller
 
 _ASSIGNED = "assigned during export"
-_LOAD_WEIGHTS = 'load the weights first: model.to_empty(device="cpu"), then load_state_dict'
+_LOAD_WEIGHTS = (
+    "load the weights first, such as those that free_source=True gave up: "
+    "model.load_state_dict(weights, assign=True)"
+)
 _CONTROL_FLOW = {
     "cond": "a branch that depends on the values of tensors",
     "while_loop": "a loop that ends when the values of tensors say so",

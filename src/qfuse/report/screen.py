@@ -73,8 +73,12 @@ def cut(line: str, width: int = COLUMNS) -> str:
 def why_none(report: Report) -> str:
     """Return why nothing runs on a quantized kernel."""
     # Misses do not tell: rules also decline at the linears of a float model.
-    if report.left:
+    if report.in_float:
+        return "they run in float, which is faster"
+    if any(not left.needed for left in report.left):
         return "the quantized ops could not be fused, see below"
+    if report.left:
+        return "nothing quantized is multiplied"
     if any(note.stage == "normalize" and note.warn for note in report.notes):
         return "the quantized ops are not supported, see the warnings below"
     return "the model is not quantized, or its quantization was not recognized"

@@ -237,6 +237,12 @@ CASES = (
         lambda m, x: _of_experts(m, x, static(x)),
     ),
     _case(
+        "quantize-other-operand",
+        MissCode.NOT_QUANTIZED,
+        lambda _, x: x.view(1, 4, 16, SIZE) @ heads(x).transpose(-1, -2),
+        lambda _, x: heads(x) @ heads(x).transpose(-1, -2),
+    ),
+    _case(
         "attention-in-parts",
         None,
         lambda _, x: F.scaled_dot_product_attention(heads(x), heads(x), heads(x)),

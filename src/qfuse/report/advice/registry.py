@@ -46,6 +46,12 @@ _QUANTIZED = (
         "no kernel multiplies float activations by such weights",
     ),
     Advice(
+        "quantize-other-operand",
+        "quantize that operand too: torch.clamp(torch.round(x / s), -128, 127)",
+        (MissCode.NOT_QUANTIZED,),
+        "operand is torch.*, the other one is quantized",
+    ),
+    Advice(
         "constant-weight",
         "make the weight a buffer: quantize it before exporting the model",
         (MissCode.NOT_CONSTANT,),
