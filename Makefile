@@ -99,7 +99,7 @@ bench: $(STAMP) ## measure against the peers that are installed (ARGS="--page do
 	$(BIN)/python -m qfuse_bench.experiments.ablation $(ARGS)
 	$(BIN)/python -m qfuse_bench.experiments.inductor_merge $(ARGS)
 	$(BIN)/qfuse bench --goals $(ARGS)
-	for isa in $$($(BIN)/python -m qfuse_bench.harness.machine_class); do \
+	classes=$$($(BIN)/python -m qfuse_bench.harness.machine_class) || exit 1; for isa in $$classes; do \
 	  $(BIN)/qfuse bench --goals --isa $$isa $(ARGS) || exit 1; \
 	done
 	$(BIN)/qfuse bench $(ARGS)
