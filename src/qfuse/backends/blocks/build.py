@@ -25,7 +25,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.kernels.library import is_loaded
 
 DEEP = 18
-"""Blocks that occur so often are worth compilations of their own; with 15 it takes as long as without."""
+"""Blocks that occur so often pay for compilations of their own; 15 take as long either way."""
 
 _logger = logging.getLogger("qfuse")
 
