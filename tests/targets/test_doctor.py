@@ -69,7 +69,13 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, Level, str]] = [
         Level.WARN,
         "neon",
     ),
-    ({"onednn_isa_limit": "AVX2"}, {}, "oneDNN's instruction set", Level.WARN, "ISA=AVX2"),
+    (
+        {"onednn_isa_limit": "AVX512_CORE_VNNI"},
+        {},
+        "oneDNN's instruction set",
+        Level.WARN,
+        "ISA=AVX512_CORE_VNNI",
+    ),
     ({"aten_capability": "DEFAULT"}, {}, "ATen's instruction set", Level.WARN, "on DEFAULT"),
     ({"threads": 3}, {}, "threads", Level.BAD, "uses 3, this process may use 2 of 2"),
     ({"threads": 2, "usable_cores": 1}, {}, "threads", Level.BAD, "may use 1 of 2"),
@@ -146,6 +152,13 @@ def test_each_trouble_is_found(
     if what == "torch" and not facts["torch_version"].startswith(("2.12", "main")):
         expected |= {"plain torch.compile: int8 patterns moved"}
     assert set(found) == expected
+
+
+def test_onednn_that_is_held_below_vnni_saturates() -> None:
+    found = troubles(Target.for_testing(kernels=ALL_THERE, onednn_isa_limit="AVX2"), HEALTHY)
+
+    assert "ISA=AVX2" in found["oneDNN's instruction set"].detail
+    assert found["aten._int_mm without VNNI"].level is Level.WARN
 
 
 def test_patches_of_supported_versions_are_fine() -> None:
