@@ -107,7 +107,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         plan: A saved plan to replay, as a path or as parsed JSON: the same rewrites, kernels
             and options, besides what was edited in it.
         free_source: Whether ``model`` gives up its weights, which halves what the process holds:
-            as :attr:`Options.free_source`.
+            as `Options.free_source`.
 
     Returns:
         A callable with the model's signature, a ``report`` and a ``plan``.
