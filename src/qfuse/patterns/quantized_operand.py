@@ -18,7 +18,7 @@ from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.rewrite.node_mover import NodeMover
-from qfuse.rewrite.prelude import Node, Rewriter, arguments, aten
+from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, arguments, aten
 
 _FACTORS = (aten.mul.Tensor, aten.div.Tensor)
 # Bound the search above an operand; each factor at run time may be one of two values.
@@ -224,6 +224,12 @@ def is_quantized_activation(operand: Node, *, factors: bool = True) -> bool:
 def is_scaled_activation(operand: Node) -> bool:
     """Whether an operand is a quantized activation, or one that is scaled at run time."""
     return quantized_operand(operand) is not None
+
+
+def refuse_float_operand(side: str, operand: Node) -> Miss:
+    """Refuse a product whose ``side`` operand is float, while the other one is quantized."""
+    text = "the {} operand is {}, the other one is quantized"
+    return Miss(MissCode.NOT_QUANTIZED, operand, text, side, dtype_of(operand), progress=2)
 
 
 def _is_dequantized_activation(node: Node, operand: Node) -> bool:

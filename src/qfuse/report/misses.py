@@ -13,8 +13,6 @@ _RECOGNIZE = (
 )
 # Parts of a pattern that match nearly everywhere, such as a cast.
 _LEAST_PROGRESS = 2
-
-
 # Rules that make several products one, whatever their dtype.
 _MERGE = ("merge-", "fuse-repeated-heads")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
-from qfuse.ir.ops.views import dtype_of
+from qfuse.patterns.quantized_operand import refuse_float_operand
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 
@@ -14,8 +14,7 @@ def refuse_float_side(side: str, operand: Node, other: Node) -> Miss:
     """
     table = looked_up_in(other)
     if table is None:
-        text = "the {} operand is {}, the other one is quantized"
-        return Miss(MissCode.NOT_QUANTIZED, operand, text, side, dtype_of(operand), progress=2)
+        return refuse_float_operand(side, operand)
     return refuse_looked_up(operand, table)
 
 

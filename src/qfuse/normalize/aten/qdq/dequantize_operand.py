@@ -25,6 +25,7 @@ from qfuse.patterns.quantized_operand import (
     QuantizedOperand,
     is_scaled_activation,
     quantized_operand,
+    refuse_float_operand,
     scaled_at_run_time,
 )
 from qfuse.rewrite.prelude import (
@@ -126,9 +127,7 @@ def _refuse_float(node: Node, sides: Mapping[str, Node]) -> Miss:
         operand = quantized_operand(value)
         if operand is not None and scaled_at_run_time(operand.base) is not None:
             rest = sides["x" if side == "other" else "other"]
-            text = "the {} operand is {}, the other one is quantized"
-            name = "left" if side == "other" else "right"
-            return Miss(MissCode.NOT_QUANTIZED, rest, text, name, dtype_of(rest), progress=2)
+            return refuse_float_operand("left" if side == "other" else "right", rest)
     text = "its operands are not two quantized activations"
     return Miss(MissCode.PATTERN, node, text, progress=0)
 
