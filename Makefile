@@ -6,6 +6,7 @@
 #   TORCH=2.15.0              the torch that `make test-torch` tests, in an environment of its own
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
 #   EXTRAS=zoo,docs,dev       the extras to install; `bench` adds the peers to compare with
+#   CONSTRAINTS=              install the newest packages, not the versions in constraints.txt
 #   WORKERS=2                 test processes
 #   ISA=avx2                  test as on a CPU with no more: portable, avx2, avx_vnni, avx512, avx512_vnni
 #   EXAMPLES=300              examples that `make fuzz` draws for each property
@@ -16,6 +17,7 @@
 VENV          := .venv
 TORCH_VERSION ?= 2.13.0
 EXTRAS        ?= zoo,docs,dev
+CONSTRAINTS   ?= constraints.txt
 WORKERS       ?= 2
 ISA           ?=
 EXAMPLES      ?= 300
@@ -43,7 +45,7 @@ help: ## show this list
 
 setup: $(STAMP) ## create the environment in .venv (the other targets do it when they need to)
 
-$(STAMP): pyproject.toml benchmarks/pyproject.toml tools/find-python
+$(STAMP): pyproject.toml benchmarks/pyproject.toml $(CONSTRAINTS) tools/find-python
 	@if [ ! -x $(BIN)/pip ]; then \
 	  python=$$(sh tools/find-python $(PYTHON)) || exit 1; \
 	  echo "creating $(VENV) with $$python"; \
@@ -52,7 +54,8 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml tools/find-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "torch==$(TORCH_VERSION)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --editable ".[$(EXTRAS)]" --editable ./benchmarks "torch==$(TORCH_VERSION)"
+	  $(addprefix --constraint ,$(CONSTRAINTS)) --editable ".[$(EXTRAS)]" --editable ./benchmarks \
+	  "torch==$(TORCH_VERSION)"
 	@rm -f $(VENV)/.installed-torch-* && touch $@
 
 demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what came of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import qfuse
+
+# transformers 5.24 renamed the argument.
+CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 
 
 class Step(nn.Module):
@@ -35,10 +39,11 @@ class Step(nn.Module):
         out = self.model(
             input_ids=token,
             position_ids=position[None],
-            past_key_values=self.cache,
             cache_position=position,
+            **{CACHE: self.cache},
         )
-        return out.logits[:, -1]
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
 
 
 def generate(step: Any, prompt: list[int], n: int) -> list[int]:

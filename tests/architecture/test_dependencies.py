@@ -121,3 +121,15 @@ def test_missing_and_needless_dependencies_are_found(tmp_path: Path) -> None:
         "b.py:4: pytest is not declared",
     ]
     assert unused(tree / "qfuse", known) == ["typer"]
+
+
+def test_every_declared_package_has_a_version_that_is_tested() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    versions = [line.partition("==")[0] for line in lines if not line.startswith("#")]
+    assert versions == sorted(versions)
+
+    own = {"qfuse", "qfuse-bench", "torch"}
+    installed = {*(declared(ROOT)[""]), *(declared(BENCH)[""])}
+    for extra in ("zoo", "docs", "dev"):
+        installed |= declared(ROOT)[extra]
+    assert installed - own <= set(versions)

@@ -16,6 +16,7 @@ from qfuse.ir.errors import CaptureError, InputError
 from qfuse.ir.events import Noted
 from qfuse.ir.signature.run import run_functional
 from qfuse.targets import Target
+from qfuse.zoo._extras import cache_argument
 from qfuse.zoo._torchao_api import quiet_imports
 
 transformers = pytest.importorskip("transformers")
@@ -23,6 +24,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = [pytest.mark.numeric, pytest.mark.zoo]
 
 LENGTH, BATCH, HEADS, WIDTH = 12, 2, 2, 8
+CACHE = cache_argument(transformers.LlamaForCausalLM)
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +66,27 @@ def tensors(cache: Any) -> list[torch.Tensor]:
 
 def test_decoding_with_a_static_cache(llama: Any) -> None:
     example = static_cache(llama)
-    program = captured(llama, ids(1), past_key_values=example, use_cache=True)
+    program = captured(llama, ids(1), use_cache=True, **{CACHE: example})
 
     assert not any(t.any() for t in tensors(example)), "capture wrote the example"
     names = [i.name for i in program.signature.inputs]
-    assert "past_key_values.layers[1]['values']" in names
+    assert f"{CACHE}.layers[1]['values']" in names
     assert len(program.signature.mutations) == 6
 
     mine, theirs = static_cache(llama), static_cache(llama)
     prompt = ids(5)
     with torch.no_grad():
-        llama(prompt, past_key_values=mine)
-        llama(prompt, past_key_values=theirs)
+        llama(prompt, **{CACHE: mine})
+        llama(prompt, **{CACHE: theirs})
         memory = [t.data_ptr() for t in tensors(mine)]
         for _ in range(3):
             token = ids(1)
-            _, result = run_functional(program, token, past_key_values=mine, use_cache=True)
-            want = llama(token, past_key_values=theirs, use_cache=True)
+            _, result = run_functional(program, token, use_cache=True, **{CACHE: mine})
+            want = llama(token, use_cache=True, **{CACHE: theirs})
             assert type(result) is type(want)
             assert_same(result.logits, want.logits)
             assert_same(tensors(mine), tensors(theirs))
-            returned = tensors(result.past_key_values)
+            returned = tensors(getattr(result, CACHE))
             assert all(map(torch.Tensor.is_set_to, returned, tensors(mine)))
     assert memory == [t.data_ptr() for t in tensors(mine)]
 
@@ -93,22 +95,22 @@ def test_a_dynamic_cache_comes_and_goes(llama: Any) -> None:
     def prompt_cache(length: int) -> Any:
         cache = transformers.DynamicCache(config=llama.config)
         with torch.no_grad():
-            llama(ids(length), past_key_values=cache)
+            llama(ids(length), **{CACHE: cache})
         return cache
 
-    program = captured(llama, ids(1), past_key_values=prompt_cache(5), use_cache=True)
+    program = captured(llama, ids(1), use_cache=True, **{CACHE: prompt_cache(5)})
     (note,) = program.log.of(Noted)
     assert note.warn
-    assert note.text.startswith("past_key_values is a DynamicCache")
+    assert note.text.startswith(f"{CACHE} is a DynamicCache")
     cache, token = prompt_cache(5), ids(1)
-    _, result = run_functional(program, token, past_key_values=copy.deepcopy(cache), use_cache=True)
+    _, result = run_functional(program, token, use_cache=True, **{CACHE: copy.deepcopy(cache)})
     with torch.no_grad():
-        want = llama(token, past_key_values=cache, use_cache=True)
+        want = llama(token, use_cache=True, **{CACHE: cache})
 
-    assert type(result.past_key_values) is transformers.DynamicCache
+    assert type(getattr(result, CACHE)) is transformers.DynamicCache
     assert_same(result, want)
-    with pytest.raises(InputError, match=r"past_key_values.layers\[0\]\['keys'\]: expected"):
-        run_functional(program, token, past_key_values=prompt_cache(6), use_cache=True)
+    with pytest.raises(InputError, match=rf"{CACHE}.layers\[0\]\['keys'\]: expected"):
+        run_functional(program, token, use_cache=True, **{CACHE: prompt_cache(6)})
 
 
 def test_a_prompt_of_any_length_returns_its_cache(llama: Any) -> None:
@@ -123,22 +125,22 @@ def test_a_prompt_of_any_length_returns_its_cache(llama: Any) -> None:
 
 
 def test_another_cache_is_refused(llama: Any) -> None:
-    program = captured(llama, ids(1), past_key_values=static_cache(llama))
+    program = captured(llama, ids(1), **{CACHE: static_cache(llama)})
     other = transformers.StaticCache(config=llama.config, max_cache_len=2 * LENGTH)
     other.early_initialization(BATCH, HEADS, WIDTH, torch.float32, torch.device("cpu"))
-    with pytest.raises(InputError, match="past_key_values"):
-        run_functional(program, ids(1), past_key_values=other)
+    with pytest.raises(InputError, match=CACHE):
+        run_functional(program, ids(1), **{CACHE: other})
     with pytest.raises(
-        InputError, match="past_key_values: expected StaticCache, got a tensor or a constant"
+        InputError, match=f"{CACHE}: expected StaticCache, got a tensor or a constant"
     ):
-        run_functional(program, ids(1), past_key_values=None)
+        run_functional(program, ids(1), **{CACHE: None})
 
 
 def test_a_cache_that_is_not_allocated(llama: Any) -> None:
     cache = transformers.StaticCache(config=llama.config, max_cache_len=LENGTH)
     with pytest.raises(CaptureError, match="not allocated yet") as error:
-        capture(llama, (ids(1),), {"past_key_values": cache})
-    assert "past_key_values.early_initialization(" in str(error.value.fix)
+        capture(llama, (ids(1),), {CACHE: cache})
+    assert f"{CACHE}.early_initialization(" in str(error.value.fix)
 
 
 def test_a_cache_that_counts_in_python(llama: Any) -> None:
@@ -148,7 +150,7 @@ def test_a_cache_that_counts_in_python(llama: Any) -> None:
     cache = transformers.StaticCache(config=config, max_cache_len=LENGTH)
     cache.early_initialization(BATCH, HEADS, WIDTH, torch.float32, torch.device("cpu"))
     with pytest.raises(CaptureError, match=r"StaticSlidingWindowLayer.*length in Python"):
-        capture(llama, (ids(1),), {"past_key_values": cache})
+        capture(llama, (ids(1),), {CACHE: cache})
 
 
 def test_decode_steps_of_an_exportable_module_with_a_static_cache() -> None:

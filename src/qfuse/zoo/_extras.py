@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 from importlib import metadata
+from inspect import signature
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from qfuse.ir.errors import QfuseError
 
@@ -25,6 +28,14 @@ def transformers() -> Any:
         if error.name != "transformers":
             raise
         raise QfuseError("this model needs the package transformers", fix=_FIX) from error
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the name of the argument of ``model`` that takes a key-value cache.
+
+    transformers 5.24 renamed ``past_key_values`` to ``cache``.
+    """
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def minilm_folder() -> Path:

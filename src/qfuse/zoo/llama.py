@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qfuse.zoo._extras import transformers
+from qfuse.zoo._extras import cache_argument, transformers
 from qfuse.zoo.family import Example, Family, Sizes
 from qfuse.zoo.weights import cast_weights, perturb, seeded
 
@@ -88,6 +88,7 @@ class LlamaDecode(nn.Module):
     def __init__(self, model: nn.Module, sizes: LlamaSizes) -> None:
         super().__init__()
         self.model = model
+        self.cache_argument = cache_argument(model)
         self.layers, self.length = sizes.layers, sizes.seq
         shape = (sizes.batch, sizes.kv_heads, sizes.seq, sizes.hidden // sizes.heads)
         for layer in range(sizes.layers):
@@ -108,8 +109,8 @@ class LlamaDecode(nn.Module):
             input_ids=input_ids,
             attention_mask=seen.view(1, 1, 1, -1),
             position_ids=position.unsqueeze(0),
-            past_key_values=cache,
             use_cache=True,
+            **{self.cache_argument: cache},
         ).logits
         return logits
 
