@@ -12,9 +12,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 import qfuse
 
-# transformers 5.24 renamed the argument.
-CACHE = "cache" if "cache" in signature(LlamaForCausalLM.forward).parameters else "past_key_values"
-
 
 class Step(nn.Module):
     """One token through the model; keys and values are buffers of fixed size."""
@@ -22,6 +19,9 @@ class Step(nn.Module):
     def __init__(self, model: LlamaForCausalLM, length: int) -> None:
         super().__init__()
         self.model = model
+        # transformers 5.24 renamed the argument.
+        renamed = "cache" in signature(model.forward).parameters
+        self.argument = "cache" if renamed else "past_key_values"
         self.cache = StaticCache(config=model.config, max_cache_len=length)
         config = model.config
         head = config.hidden_size // config.num_attention_heads
@@ -40,7 +40,7 @@ class Step(nn.Module):
             input_ids=token,
             position_ids=position[None],
             cache_position=position,
-            **{CACHE: self.cache},
+            **{self.argument: self.cache},
         )
         logits: torch.Tensor = out.logits[:, -1]
         return logits

@@ -131,7 +131,7 @@ def test_one_that_builds_ends_when_its_line_is_cut(example: Inputs, pipe: Path) 
 
 
 PARENT = """
-import sys, torch
+import signal, sys, torch
 from qfuse_bench.harness.comparison import Comparison, Competitor
 from qfuse_bench.harness.process import Job, Worker
 
@@ -150,6 +150,8 @@ def compared():
     with Comparison([example], "stuck", 1, Quiet()) as contest:
         contest.enter([stuck])
 
+# A shell starts what runs in the background with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 globals()[sys.argv[2]]()
 """
 
