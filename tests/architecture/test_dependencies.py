@@ -7,6 +7,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+from qfuse.targets import doctor
 from tests.architecture.source import PACKAGE, ROOT, Module, modules, write_tree
 
 Declared = dict[str, frozenset[str]]
@@ -133,3 +134,19 @@ def test_every_declared_package_has_a_version_that_is_tested() -> None:
     for extra in ("zoo", "docs", "dev"):
         installed |= declared(ROOT)[extra]
     assert installed - own <= set(versions)
+
+
+def test_the_supported_versions_are_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    readme = (ROOT / "README.md").read_text()
+    (low, first), (high, end) = doctor.TORCH_RANGE
+    pythons = [text for text in project["classifiers"] if re.search(r"Python :: 3\.\d+", text)]
+    oldest, newest = pythons[0].rpartition(" ")[2], pythons[-1].rpartition(" ")[2]
+
+    assert f"torch>={low}.{first},<{high}.{end}" in project["dependencies"]
+    assert project["requires-python"] == f">={oldest}"
+    supported = f"Linux, Python {oldest} to {newest}, torch {low}.{first} to {high}.{end - 1}"
+    assert readme.count(supported) == 2
+    (low, first), _ = doctor.TORCHAO_RANGE
+    assert f"torchao=={low}.{first}.*" in project["dependencies"]
+    assert f"{supported} with torchao {low}.{first}." in readme

@@ -17,6 +17,7 @@ from torch import nn
 import qfuse
 from qfuse.dynamo import backend
 from qfuse.targets import Target
+from qfuse.targets.compiler import find_compiler
 
 OPTIONS: dict[str, Any] = {"backend": "eager", "target": Target.for_testing()}
 
@@ -68,6 +69,7 @@ def test_the_entry_point_names_the_backend() -> None:
     assert EntryPoint("qfuse", given["qfuse"], "torch_dynamo_backends").load() is backend
 
 
+@pytest.mark.own_kernels
 @torch.no_grad()
 def test_values_are_those_of_compile() -> None:
     model, x = quantized(Linears()), torch.randn(4, 32)
@@ -86,6 +88,7 @@ def test_values_are_those_of_compile() -> None:
     assert "second" in {event.place.module for event in report.fused}
 
 
+@pytest.mark.own_kernels
 @torch.no_grad()
 def test_graph_breaks_and_other_sizes() -> None:
     model = quantized(Linears(breaks=True))
@@ -101,6 +104,7 @@ def test_graph_breaks_and_other_sizes() -> None:
     assert model.calls.item() == 4
 
 
+@pytest.mark.own_kernels
 @torch.no_grad()
 def test_sizes_that_are_marked_need_one_graph() -> None:
     model = quantized(Linears())
@@ -129,6 +133,7 @@ def test_containers_and_keywords() -> None:
     assert have["list"][1] is None
 
 
+@pytest.mark.own_kernels
 @torch.no_grad()
 def test_reports_are_told_apart() -> None:
     first, second = fast(quantized(Linears())), fast(quantized(Linears(breaks=True)))
@@ -145,6 +150,7 @@ def test_reports_are_told_apart() -> None:
     assert qfuse.reports() == qfuse.reports(first) == ()
 
 
+@pytest.mark.own_kernels
 @torch.no_grad()
 def test_a_function_and_a_module_compiled_in_place_have_reports() -> None:
     linear = quantized(nn.Sequential(nn.Linear(32, 32)))
@@ -287,6 +293,8 @@ def test_writes_to_inputs_reach_the_caller() -> None:
 @pytest.mark.slow
 @torch.no_grad()
 def test_code_is_compiled() -> None:
+    if find_compiler() is None:
+        pytest.skip("needs a C++ compiler")
     model, x = quantized(Linears()), torch.randn(4, 32)
     twin = copy.deepcopy(model)
     compiled = fast(model, backend="aoti")

@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import filelock
 import platformdirs
 import torch
 
@@ -42,12 +41,14 @@ from qfuse.kernels.compilation.compiler import (
 )
 from qfuse.kernels.compilation.objects import ObjectCache
 from qfuse.kernels.compilation.scratch import scratch_folder
+from qfuse.kernels.compilation.waiting import build_lock
 
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
 _PREBUILT = Path(__file__).with_name("prebuilt")
 _FORMAT = 1  # of the cache entries
+_OBJECTS = "objects"
 
 # No contraction to fused multiply-add, so that all instruction sets are bit-identical. No -march:
 # the library runs on every machine of this architecture and dispatches at run time.
@@ -190,7 +191,7 @@ def build(
             return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / "lock", timeout=build_seconds()):
+        with build_lock(folder / "lock", folder.parent / _OBJECTS, seconds=build_seconds()):
             if not rebuild:
                 found = _cached(folder, key, compiler, level=logging.WARNING)
                 if found is not None:
@@ -202,7 +203,7 @@ def build(
                     "qfuse doctor shows details",
                 )
             return _compile(folder, key, compiler, sources, say), True
-    except (OSError, filelock.Timeout) as error:
+    except OSError as error:
         raise KernelBuildError(
             f"the kernel cache cannot be used: {error}",
             where=str(folder),
@@ -276,7 +277,7 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path, sa
     # In the cache, since a rename is atomic within one file system only.
     with scratch_folder(".new-", folder) as temporary:
         new = Path(temporary, library.name)
-        cache = ObjectCache(folder.parent / "objects", sources.resolve(), compiler.version)
+        cache = ObjectCache(folder.parent / _OBJECTS, sources.resolve(), compiler.version)
         objects: list[Path] = []
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
             # Raises what a compiler raised.
