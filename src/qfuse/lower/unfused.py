@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from qfuse.ir.aten import aten
+from qfuse.ir.dtypes import BYTES, FLOAT8
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.library import output_of
-from qfuse.ir.ops.qdq import Dequantize, as_dequantize, as_quantize
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize, as_quantize
 from qfuse.ir.ops.views import dtype_of, result_of
 
 # Users beyond this many do not make a reason clearer.
@@ -45,7 +46,7 @@ def reason_to_stay(node: Node) -> str:
     """Return the reason why ``node`` was not fused into another op."""
     quantize = as_quantize(node)
     if quantize is not None:
-        return _quantize_reason(node, quantize.x, constant_of(quantize.params.scale) is None)
+        return _quantize_reason(node, quantize)
     dequantize = as_dequantize(node)
     if dequantize is not None:
         return _dequantize_reason(node, dequantize)
@@ -110,8 +111,14 @@ def is_needed(node: Node) -> bool:
     return any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
 
 
-def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
-    feeds = _feeds(list(_users_below(node)))
+def _quantize_reason(node: Node, quantize: Quantize) -> str:
+    x, takers = quantize.x, list(_users_below(node))
+    dynamic = constant_of(quantize.params.scale) is None
+    feeds = _feeds(takers)
+    stored = quantize.params.spec.dtype
+    read = any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
+    if stored not in (*BYTES, *FLOAT8) and not read:
+        return f"the activation is stored as {stored}, which no product here reads; {feeds}"
     if x.op == "placeholder":
         return f"it quantizes an input of the model; {feeds}"
     if x.op == "get_attr":

@@ -77,6 +77,10 @@ def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
     return torch.mm(q.to(torch.int32), m.w.to(torch.int32).t()).float() * 0.01
 
 
+def _sixteen(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(torch.round(x / 0.001), -32768, 32767).to(torch.int16)
+
+
 def _twice(second: float) -> Forward:
     """Two quantized users of one linear."""
 
@@ -286,6 +290,24 @@ CASES = (
         MissCode.NO_KERNEL,
         lambda m, x: F.linear(static(x, 0.001, torch.int16), weight(m)),
         linear,
+    ),
+    _case(
+        "activation-of-8-bits",
+        MissCode.NO_KERNEL,
+        lambda m, x: F.linear(_sixteen(x).float() * 0.001, by_hand(m)),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "activation-of-8-bits",
+        None,
+        lambda m, x: F.linear(_sixteen(x).float(), m.w.float()) * (m.s * 0.001),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "integer-operands",
+        MissCode.DTYPE,
+        lambda m, x: _integers(m, _sixteen(x)),
+        lambda m, x: _integers(m, (x / 0.05).round().clamp(-128, 127).to(torch.int8)),
     ),
     Case(
         "float32",
