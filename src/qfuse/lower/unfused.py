@@ -35,6 +35,7 @@ _PRODUCTS = (
     *(aten.bmm.default, aten.matmul.default, aten.mm.default, aten.einsum.default),
     *(aten.linear.default, aten.addmm.default, aten.baddbmm.default),
 )
+_GIVEN = {"placeholder": "an input", "get_attr": "a constant"}
 # Such as the shift of unsigned values to signed ones.
 _INTEGERS = (
     *(aten._to_copy.default, aten.add.Tensor, aten.sub.Tensor),
@@ -112,27 +113,27 @@ def is_needed(node: Node) -> bool:
 
 
 def _quantize_reason(node: Node, quantize: Quantize) -> str:
-    x, takers = quantize.x, list(_users_below(node))
-    dynamic = constant_of(quantize.params.scale) is None
-    feeds = _feeds(takers)
-    stored = quantize.params.spec.dtype
+    takers = list(_users_below(node))
+    return f"{_unfused_reason(quantize, takers)}; {_feeds(takers)}"
+
+
+def _unfused_reason(quantize: Quantize, takers: list[Node]) -> str:
+    x, stored = quantize.x, quantize.params.spec.dtype
     read = any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
-    if stored not in (*BYTES, *FLOAT8) and not read:
-        return f"the activation is stored as {stored}, which no product here reads; {feeds}"
-    if x.op == "placeholder":
-        return f"it quantizes an input of the model; {feeds}"
-    if x.op == "get_attr":
-        return f"it quantizes a constant of the model; {feeds}"
     result = result_of(x)
     source = op_name(x if result is None else result[0])
+    if stored not in (*BYTES, *FLOAT8) and not read:
+        return f"the activation is stored as {stored}, which no product here reads"
+    if x.op in _GIVEN:
+        return f"it quantizes {_GIVEN[x.op]} of the model"
     # A fused op has one block of output arguments, so a second quantize of its result stays.
     if result is not None and output_of(result[0]) is not None:
-        return f"{source} already returns a quantized result with other parameters; {feeds}"
-    if dynamic:
-        return f"its parameters are computed from {source} at run time; {feeds}"
+        return f"{source} already returns a quantized result with other parameters"
+    if constant_of(quantize.params.scale) is None:
+        return f"its parameters are computed from {source} at run time"
     if is_call(x, *ops.FUSED):
-        return f"{source} has other users besides this quantize; {feeds}"
-    return f"it is fed by {source}, which has no quantized output here; {feeds}"
+        return f"{source} has other users besides this quantize"
+    return f"it is fed by {source}, which has no quantized output here"
 
 
 def _feeds(users: list[Node]) -> str:

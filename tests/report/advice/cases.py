@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +76,13 @@ def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tenso
 
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
     return torch.mm(q.to(torch.int32), m.w.to(torch.int32).t()).float() * 0.01
+
+
+def _of_batch(m: Weighted, x: torch.Tensor, *, before: bool) -> torch.Tensor:
+    """Multiply with a batch of four weights that is scaled before the product or after it."""
+    weights = m.w.view(4, SIZE // 4, SIZE).to(x.dtype)
+    scale, x = (m.s * 0.01).to(x.dtype), x.view(4, SIZE // 4, SIZE // 4)
+    return torch.bmm(x, weights * scale) if before else torch.bmm(x, weights) * scale
 
 
 def _sixteen(x: torch.Tensor) -> torch.Tensor:
@@ -155,6 +163,13 @@ CASES = (
         MissCode.NOT_QUANTIZED,
         lambda m, x: F.linear(static(x), m.w.float() * (x.mean() * m.s[:, None])),
         linear,
+    ),
+    Case(
+        "scale-before-product",
+        MissCode.NOT_QUANTIZED,
+        lambda: Weighted(partial(_of_batch, before=False)),
+        lambda: Weighted(partial(_of_batch, before=True)),
+        lambda: activations(dtype=torch.float16),
     ),
     _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
     _case(

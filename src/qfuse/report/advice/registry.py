@@ -52,6 +52,12 @@ _QUANTIZED = (
         "operand is torch.*, the other one is quantized",
     ),
     Advice(
+        "scale-before-product",
+        "scale the weights before the product: w.float() * scale",
+        (MissCode.NOT_QUANTIZED,),
+        "are not scaled before the product",
+    ),
+    Advice(
         "constant-weight",
         "make the weight a buffer: quantize it before exporting the model",
         (MissCode.NOT_CONSTANT,),

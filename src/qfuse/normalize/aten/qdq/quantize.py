@@ -154,10 +154,11 @@ class QuantizeChain(PatternRule):
     Exact: the same operations in the same order and dtype, except for that last spelling.
 
     Refuses: a chain without a clamp, whose cast is undefined out of range; bounds that are not
-    integers or exceed the dtype; 16 bits in a float dtype that does not hold them; rounding to decimals or down; a constant scale that is zero,
-    negative or not finite; a scale that broadcasts ``x``; a reciprocal that no scale has, or that
-    is computed at run time; a zero point that is not an integer; numbers as scales in 16-bit
-    arithmetic, where they are rounded differently from tensors.
+    integers or exceed the dtype; 16 bits in a float dtype that does not hold them; rounding to
+    decimals or down; a constant scale that is zero, negative or not finite; a scale that broadcasts
+    ``x``; a reciprocal that no scale has, or that is computed at run time; a zero point that is not
+    an integer; numbers as scales in 16-bit arithmetic, where they are rounded differently from
+    tensors.
     """
 
     name = "quantize-chain"
