@@ -118,9 +118,8 @@ def test_refuses_small_weights() -> None:
 @pytest.mark.parametrize("looked_up", [False, True])
 def test_refuses_weights_that_are_not_scaled(looked_up: bool) -> None:
     def forward(s: Model, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        weights = s.w[ids] if looked_up else s.w  # type: ignore[index]
-        y = torch.bmm(x, weights.float())  # type: ignore[operator]
-        return y * s.s[ids]  # type: ignore[index]
+        w, scale = s.get_buffer("w"), s.get_buffer("s")
+        return torch.bmm(x, (w[ids] if looked_up else w).float()) * scale[ids]
 
     weight = torch.randint(-128, 128, (E, K, N), dtype=torch.int8)
     source = Model(forward, w=weight, s=torch.rand(E, 1, N))
@@ -144,7 +143,7 @@ def test_does_not_report_products_of_activations() -> None:
 @pytest.mark.own_kernels
 def test_a_scale_after_the_product_is_one_of_the_weights() -> None:
     def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(x, s.w.float()) * s.s  # type: ignore[operator]
+        return torch.bmm(x, s.get_buffer("w").float()) * s.get_buffer("s")
 
     weight = torch.randint(-128, 128, (E, K, N), dtype=torch.int8)
     source, x = Model(forward, w=weight, s=torch.rand(E, 1, N)), torch.randn(E, 5, K)
