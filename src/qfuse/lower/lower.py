@@ -143,8 +143,7 @@ class _Lowering:
         self._log_unfused()
         # Before layouts: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
-        # Before kernels: those of convolutions read channels-last pixels, and a copy in front of each
-        # would cost two passes over memory.
+        # Before kernels: those of convolutions read channels-last pixels, without a copy in front.
         assign_channels_last(self._context)
         self._floats = self._choose_floats()
         # Before linears, since a linear that was lowered alone can no longer be fused.
