@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
+from tests.support.locks import refuse_locks
 
 import qfuse
 from qfuse.ir.errors import OptionsError
@@ -184,6 +186,16 @@ def test_a_cache_that_is_read_only_serves(
     assert build(compiler, sources=sources) == (first, False)
     with pytest.raises(KernelBuildError, match="read-only"):
         build(compiler, sources=sources, rebuild=True)
+
+
+def test_a_cache_on_a_network_drive_without_locks(
+    compiler: KernelCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_locks(monkeypatch, errno.ENOLCK)
+    first, compiled = build(compiler, sources=sources)
+
+    assert compiled
+    assert build(compiler, sources=sources) == (first, False)
 
 
 def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> None:

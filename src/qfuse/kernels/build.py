@@ -33,6 +33,7 @@ import platformdirs
 import torch
 
 from qfuse.ir.errors import CacheError
+from qfuse.ir.locks import locked
 from qfuse.kernels.compilation.compiler import (
     KernelBuildError,
     KernelCompiler,
@@ -190,7 +191,7 @@ def build(
             return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(folder / "lock", timeout=build_seconds()):
+        with locked(folder / "lock", build_seconds()):
             if not rebuild:
                 found = _cached(folder, key, compiler, level=logging.WARNING)
                 if found is not None:
