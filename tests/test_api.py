@@ -178,3 +178,10 @@ def test_a_lack_of_memory_is_no_fault_of_the_model() -> None:
         qfuse.compile(Starving().eval(), (torch.randn(4),), options=EAGER)
 
     assert "you tried to allocate" in str(raised.value)
+
+
+def test_a_model_without_example_inputs_is_told_what_to_give() -> None:
+    with pytest.raises(CaptureError, match="there are no example inputs, and Linear") as raised:
+        qfuse.compile(nn.Linear(4, 4).eval(), options=EAGER)
+
+    assert "returns (model, (x,))" in str(raised.value)
