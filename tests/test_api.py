@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import qfuse
-from qfuse.ir.errors import CaptureError, OptionsError
+from qfuse.ir.errors import CaptureError, OptionsError, OutOfMemoryError
 
 EAGER = {"backend": "eager"}
 
@@ -163,3 +163,25 @@ def test_a_loaded_model_has_the_threads_that_it_is_given(tmp_path: Path) -> None
     assert qfuse.load(tmp_path / "model.qfuse", threads=2).threads == 2
     with pytest.raises(OptionsError, match="threads must be a number from 1"):
         qfuse.load(tmp_path / "model.qfuse", threads=0)
+
+
+class Starving(nn.Module):
+    """Finds no memory when it is called."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # Under torch.export its values are not made, and its sum is that of four.
+        return x + torch.empty(1 << 58).narrow(0, 0, 4)
+
+
+def test_a_lack_of_memory_is_no_fault_of_the_model() -> None:
+    with pytest.raises(OutOfMemoryError, match="memory ran out while compiling") as raised:
+        qfuse.compile(Starving().eval(), (torch.randn(4),), options=EAGER)
+
+    assert "you tried to allocate" in str(raised.value)
+
+
+def test_a_model_without_example_inputs_is_told_what_to_give() -> None:
+    with pytest.raises(CaptureError, match="there are no example inputs, and Linear") as raised:
+        qfuse.compile(nn.Linear(4, 4).eval(), options=EAGER)
+
+    assert "returns (model, (x,))" in str(raised.value)

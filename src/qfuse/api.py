@@ -16,6 +16,7 @@ from torch.nn import Module
 from qfuse.backends import CompiledModule
 from qfuse.capture.give_up import checked_source
 from qfuse.ir.graph.stage_graph import CapturedGraph
+from qfuse.ir.out_of_memory import out_of_memory_errors
 from qfuse.ir.signature.caller import Caller
 from qfuse.options import Options
 from qfuse.pipeline import Pipeline, Plan
@@ -117,6 +118,7 @@ def compile(  # noqa: A001, PLR0913 - the field's word; one keyword per option
         NormalizeError: A quantization op is malformed, or cannot run on this machine.
         OptionsError: An option has an invalid value.
         BackendError: The requested backend does not work on this machine.
+        OutOfMemoryError: Memory ran out.
         StrictError: ``strict`` is set, and a quantized op runs in float.
         PlanError: The plan does not fit the model, this machine or these versions.
         ExtensionError: An installed dialect, rule, kernel or backend is broken, or two of them have
@@ -284,7 +286,8 @@ def captured_model(  # noqa: PLR0913 - one keyword per option
         options, float_dtype = planned_options(wanted, Options.of(options), float_dtype)
     session = Session.start(target, check, float_dtype, options, progress, measure=measure)
     source = checked_source(model) if session.options.free_source else None
-    with TRACING, limited_threads(session.options.threads):
+    short = out_of_memory_errors("compiling the model")
+    with short, TRACING, limited_threads(session.options.threads):
         graph, inputs = session.capture(model, args, kwargs, dynamic_shapes)
         with as_captured():
             yield CapturedModel(session, graph, inputs, wanted, source)

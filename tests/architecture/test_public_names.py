@@ -26,6 +26,7 @@ PUBLIC = {
     "NormalizeError",
     "Options",
     "OptionsError",
+    "OutOfMemoryError",
     "PlanError",
     "QfuseError",
     "Report",

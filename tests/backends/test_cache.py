@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.backends.conftest import Pair
+from tests.support.locks import refuse_locks
 
 from qfuse.backends import BackendOptions, CompiledModule, _inductor_api, compile_graph
 from qfuse.backends import cache as cache_module
@@ -208,6 +209,23 @@ def test_a_folder_that_cannot_be_written(
 
     assert compiler.calls == 1
     assert "compiling without the cache" in caplog.text
+
+
+def test_a_network_drive_without_locks_keeps_entries(
+    projection: Pair,
+    entry: Path,
+    compiler: Compiler,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuse_locks(monkeypatch, errno.ENOLCK)
+    shutil.rmtree(entry)
+    run_again(projection, entry)
+    run_again(projection, entry)
+
+    assert compiler.calls == 1
+    assert (entry / "manifest.json").exists()
+    assert "without the cache" not in caplog.text
 
 
 def code(text: str) -> CompiledCode:

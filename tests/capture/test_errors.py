@@ -150,7 +150,11 @@ class Opaque:
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ((), {}, r"the example does not fit Made.forward: missing a required argument: 'x'"),
+        (
+            (),
+            {},
+            r"no example inputs, and Made.forward needs them: missing a required argument: 'x'",
+        ),
         ((torch.ones(2), 1, 2), {}, "too many positional arguments"),
         ((torch.ones(2),), {"z": 1}, "got an unexpected keyword argument 'z'"),
         ((torch.ones(2), Opaque()), {}, "y is a Opaque: inputs are tensors, numbers"),

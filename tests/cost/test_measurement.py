@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from qfuse.cost import ComputeKind, CostProfile, _torch_api, measure, probes
 from qfuse.cost.measurement import _Basics, _rounded
 from qfuse.cost.probes import Probe
+from qfuse.ir.errors import OptionsError
 from qfuse.targets import KernelState, Target
 
 pytestmark = pytest.mark.slow
@@ -126,6 +127,26 @@ def test_a_noisy_machine_is_measured_on_one_thread(monkeypatch: pytest.MonkeyPat
 
     assert counts == [1]
     assert clocks == [time.thread_time]
+    assert not profile.quiet
+
+
+def test_a_torch_without_openmp_measures_all_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks: list[object] = []
+    original = probes.products
+
+    def remembered(target: Target, clock: Any) -> dict[ComputeKind, probes.Products]:
+        clocks.append(clock)
+        return original(target, clock)
+
+    def missing() -> None:
+        raise OptionsError("threads cannot be set: torch does not use OpenMP here")
+
+    monkeypatch.setattr("qfuse.targets.threads._runtime", missing)
+    monkeypatch.setattr("qfuse.cost.measurement._QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(probes, "products", remembered)
+    profile = measure(Target.for_testing(threads=2), budget=0)
+
+    assert clocks == [time.perf_counter]
     assert not profile.quiet
 
 

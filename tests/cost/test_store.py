@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.locks import refuse_locks
 
 from qfuse.cost import CostProfile, load_or_measure, profile_path, store
 from qfuse.targets import Target
@@ -48,6 +50,15 @@ def test_measured_once_then_kept(tmp_path: Path) -> None:
     assert load_or_measure(TARGET, tmp_path, never) == first
     path = profile_path(TARGET, tmp_path)
     assert {p.name for p in path.parent.iterdir()} <= {path.name, path.with_suffix(".lock").name}
+
+
+def test_a_network_drive_without_locks_keeps_profiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_locks(monkeypatch, errno.ENOLCK)
+    first = load_or_measure(TARGET, tmp_path, Meter())
+
+    assert load_or_measure(TARGET, tmp_path, never) == first
 
 
 def test_the_variable_chooses_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

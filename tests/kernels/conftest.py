@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from qfuse.kernels import KernelLibrary, instruction_set, load
+from qfuse.kernels import (
+    KernelCompiler,
+    KernelLibrary,
+    find_kernel_compiler,
+    instruction_set,
+    load,
+)
 
 FOLDER = Path(__file__).parent
 INSTRUCTION_SETS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "brgemm")
@@ -61,3 +67,12 @@ def isa(request: pytest.FixtureRequest, library: KernelLibrary) -> Iterator[str]
         pytest.skip(f"needs {name}")
     with instruction_set(name):
         yield name
+
+
+@pytest.fixture
+def compiler() -> KernelCompiler:
+    """The compiler of this machine."""
+    found = find_kernel_compiler()
+    if found is None:
+        pytest.skip("needs a C++ compiler")
+    return found

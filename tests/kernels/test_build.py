@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import filelock
 import pytest
 import torch
+from tests.support.locks import refuse_locks
 
 import qfuse
 from qfuse.ir.errors import OptionsError
@@ -30,14 +32,6 @@ from qfuse.kernels import (
 from qfuse.kernels.build import build
 
 SOURCE = 'extern "C" int answer() { return %d; }\n'
-
-
-@pytest.fixture
-def compiler() -> KernelCompiler:
-    found = find_kernel_compiler()
-    if found is None:
-        pytest.skip("needs a C++ compiler")
-    return found
 
 
 @pytest.fixture
@@ -184,6 +178,14 @@ def test_a_cache_that_is_read_only_serves(
     assert build(compiler, sources=sources) == (first, False)
     with pytest.raises(KernelBuildError, match="read-only"):
         build(compiler, sources=sources, rebuild=True)
+
+
+def test_a_cache_on_a_network_drive_without_locks(
+    compiler: KernelCompiler, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_locks(monkeypatch, errno.ENOLCK)
+    first, _ = build(compiler, sources=sources)
+    assert build(compiler, sources=sources) == (first, False)
 
 
 def test_builds_at_the_same_time_compile_once(sources: Path, tmp_path: Path) -> None:

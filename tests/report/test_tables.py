@@ -158,8 +158,8 @@ def test_a_chain_that_is_rounded_down_is_shown_with_its_pattern() -> None:
         "\n".join(report.partition("did not match\n")[2].splitlines()[:3]),
         """\
 quantize-chain: expected aten.round to the nearest integer, found aten.floor
-  cast to 8 bits({clamp((round({(x / scale) | (x * (reciprocal(scale) * 1)?) | (x * inverse)}) + zero_...
-                         ^^^^^""",
+  cast to integers({clamp((round({(x / scale) | (x * (reciprocal(scale) * 1)?) | (x * inverse)}) + zer...
+                           ^^^^^""",
     )
 
 

@@ -16,9 +16,10 @@ from tests.support.toy_rules import (
 )
 
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.errors import ExtensionError, RewriteError
+from qfuse.ir.errors import ExtensionError, OutOfMemoryError, RewriteError
 from qfuse.ir.events import Fired, MissCode, Missed, Noted, RolledBack
 from qfuse.ir.graph.text import to_text
+from qfuse.ir.out_of_memory import out_of_memory_errors
 from qfuse.rewrite.budget import RewriteBudget
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
@@ -288,3 +289,33 @@ def test_a_rule_that_breaks_its_contract_is_named(rule: NegToMul, complaint: str
     assert any(re.search(complaint, text) for text in said)
     with pytest.raises(ExtensionError, match=complaint):
         apply_rules(program, [rule])
+
+
+class Starves(NegToMul):
+    """Finds no memory, in one of its two steps."""
+
+    name = "starves"
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+
+    def match(self, node: Node) -> Any:
+        if self.step == "match":
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return super().match(node)
+
+    def rewrite(self, site: Node, rw: Rewriter) -> None:
+        rw.replace(site, rw.call(aten.abs.default, site.args[0]))
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("step", ["match", "rewrite"])
+def test_a_lack_of_memory_is_no_bug_of_the_rule(step: str) -> None:
+    b = GraphBuilder()
+    program = b.done(b.call(aten.neg.default, b.arg("x", torch.float32, 3)))
+
+    with pytest.raises(OutOfMemoryError), out_of_memory_errors("rewriting"):
+        apply_rules(program, [Starves(step)], RewriteContext("test", strict=False))
+
+    assert not program.log.of(Noted)
+    assert not program.log.of(RolledBack)

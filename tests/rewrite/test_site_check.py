@@ -15,10 +15,12 @@ from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
 from qfuse.ir.ops import library as ops
 from qfuse.ir.stages.verify import verify
+from qfuse.rewrite import site_check
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rewriter import GraphEditor, Journal
 from qfuse.rewrite.site_check import SiteChecker
+from qfuse.rewrite.values import region_value
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
 from qfuse.testing.run import run
@@ -206,3 +208,23 @@ def test_values_on_a_tie_may_fall_either_way(factor: float, wrong: str, rounded:
     found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
+
+
+def test_a_check_that_finds_no_memory_says_nothing_about_the_rewrite(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, inputs = relu_neg(), [torch.ones(4, 6)]
+    context = RewriteContext("optimize", checker=SiteChecker(program, inputs))
+    calls = []
+
+    def starve(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) % 2 == 0:
+            torch.empty(1 << 60, dtype=torch.uint8)
+        return region_value(*args)
+
+    monkeypatch.setattr(site_check, "region_value", starve)
+    with pytest.raises(RuntimeError, match="you tried to allocate"):
+        apply_rules(program, [NegToMul()], context)
+
+    assert not program.log.of(RolledBack)

@@ -13,17 +13,18 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from qfuse.backends.key import constant_digest
 from qfuse.ir.errors import CacheError
+from qfuse.ir.locks import locked
 from qfuse.kernels.compilation.scratch import scratch_folder
 
 _FORMAT = 1
@@ -108,14 +109,14 @@ class PackageCache:
             fresh.replace(place)
         return CacheEntry(place / _MODEL, code)
 
-    def lock(self, key: str) -> FileLock:
+    def lock(self, key: str) -> AbstractContextManager[None]:
         """A lock across processes, so that a program is compiled once.
 
         Raises:
             OSError: The folder cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        return FileLock(self.folder / f"{key}.lock", timeout=_LOCK_SECONDS)
+        return locked(self.folder / f"{key}.lock", _LOCK_SECONDS)
 
     def _runnable(self, entry: CacheEntry) -> CacheEntry:
         if not self.runs_here(entry.code.isa):

@@ -98,6 +98,12 @@ def read_call(
         # torch.export reports the same mistake in terms of its own structures.
         inspect.signature(model.forward).bind(*call[0], **call[1])
     except TypeError as error:
+        if not any(call):
+            raise CaptureError(
+                f"there are no example inputs, and {type(model).__name__}.forward needs them: "
+                f"{error}",
+                fix="give args=(x,); a factory for the command line returns (model, (x,))",
+            ) from error
         raise CaptureError(
             f"the example does not fit {type(model).__name__}.forward: {error}",
             fix=f"forward takes {inspect.signature(model.forward)}",

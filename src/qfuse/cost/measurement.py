@@ -27,7 +27,7 @@ from qfuse.cost.product_probes import ProbedProduct, product_rates
 from qfuse.cost.profile import CostProfile
 from qfuse.cost.rates import ProductRates
 from qfuse.cost.work import ComputeKind
-from qfuse.targets import Target, limited_threads
+from qfuse.targets import Target, can_limit_threads, limited_threads
 
 _BUDGET_SECONDS = 1.2
 _FIRST_ROUNDS = 3
@@ -124,9 +124,12 @@ def measure(target: Target, budget: float = _BUDGET_SECONDS) -> CostProfile:
     if not quiet or speeds is None:
         # At least one round runs, even if the first attempt has used up the budget.
         deadline = max(start + budget, time.perf_counter())
-        with _torch_api.plain_execution(), limited_threads(1):
-            speeds = _speeds(target, basics, deadline, alone=True)
-        speeds = speeds.times(cores, basics.memory.rate())
+        # Without OpenMP all threads of torch run, so what they reach together is measured.
+        alone = can_limit_threads()
+        with _torch_api.plain_execution(), limited_threads(1 if alone else None):
+            speeds = _speeds(target, basics, deadline, alone=alone)
+        if alone:
+            speeds = speeds.times(cores, basics.memory.rate())
     return _profile(target, basics, speeds, quiet=quiet, start=start)
 
 

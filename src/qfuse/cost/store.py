@@ -16,6 +16,7 @@ from qfuse.cost._torch_api import kernels_in_use
 from qfuse.cost.measurement import measure
 from qfuse.cost.profile import CostProfile
 from qfuse.ir.errors import CacheError, OptionsError
+from qfuse.ir.locks import locked
 from qfuse.targets import Target, cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ def load_or_measure(
         return entry.profile
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_suffix(".lock"), timeout=_LOCK_SECONDS):
+        with locked(path.with_suffix(".lock"), _LOCK_SECONDS):
             return _measure_again(path, target, entry, measure)
     except (OSError, filelock.Timeout) as error:
         _log.warning("the cost profile cannot be kept at %s: %s", path, error)

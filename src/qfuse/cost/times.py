@@ -15,6 +15,7 @@ import filelock
 
 from qfuse._version import __version__
 from qfuse.ir.errors import CacheError
+from qfuse.ir.locks import locked
 from qfuse.targets import Target, cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def save_times(times: Times, target: Target, kernels: str, directory: Path | Non
     path = times_path(target, kernels, directory)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.with_suffix(".lock"), timeout=_LOCK_SECONDS):
+        with locked(path.with_suffix(".lock"), _LOCK_SECONDS):
             # Another process may have stored others meanwhile.
             entries = {**load_times(target, kernels, directory).known, **times.known}
             record = {"format": _FORMAT, "key": _times_key(target, kernels), "times": entries}

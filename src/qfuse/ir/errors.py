@@ -88,6 +88,10 @@ class BackendError(QfuseError):
     """The lowered graph could not be compiled or loaded."""
 
 
+class OutOfMemoryError(QfuseError, MemoryError):
+    """Memory ran out while compiling. Nothing was written, and compiled models are as they were."""
+
+
 class CacheError(QfuseError):
     """A cache entry is corrupt or foreign. Raised internally and handled by rebuilding."""
 

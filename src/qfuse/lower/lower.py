@@ -42,6 +42,7 @@ from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.cats import lower_cats
+from qfuse.lower.layout.lookups import lower_lookups
 from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.measure.wishes import Wishes
 from qfuse.lower.originals import Originals
@@ -93,8 +94,7 @@ def lower(
     _Lowering(shared, wishes).run()
     fold_constants(program, context)
     Originals(session).drop()
-    # Edits do not regenerate the module's code.
-    program.module.recompile()
+    program.module.recompile()  # which edits do not
     done = LoweredGraph(program.module, program.signature, program.log)
     verify(done)
     return done
@@ -141,10 +141,9 @@ class _Lowering:
     def run(self) -> None:
         log_estimates(self._context.program, self._context.cost, self._context.stage)
         self._log_unfused()
-        # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
+        # Before layouts: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
-        # Before kernels are selected: the kernels of convolutions read channels-last pixels, and a
-        # copy in front of each would cost two passes over memory.
+        # Before kernels: those of convolutions read channels-last pixels, without a copy in front.
         assign_channels_last(self._context)
         self._floats = self._choose_floats()
         # Before linears, since a linear that was lowered alone can no longer be fused.
@@ -161,7 +160,7 @@ class _Lowering:
             elif as_softmax(node) is not None:
                 why = f"no kernel computes a softmax: {self._loops}"
                 self._report_expanded(node, describe_node(node), (), why, ExpandCause.LOOPS)
-        # After linears: the products that are left are part of none of them.
+        # After linears: these products are part of none.
         lower_int_products(self._session, self._context.target)
         # After products, which multiply their sums by the factors of a norm.
         expand_batch_norms(self._session)
@@ -169,8 +168,9 @@ class _Lowering:
         for node in list(self._graph.nodes):
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
-        # After expansion, since images may be joined as what it makes of them.
+        # After expansion, which may join images, and looks for lookups of quantized rows.
         lower_cats(self._context)
+        lower_lookups(self._session)
 
     def _choose_floats(self) -> FloatChoices:
         """Choose the products that run in float, all together: they share a bound on memory."""

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from qfuse.ir.aten import aten
+from qfuse.ir.dtypes import BYTES, FLOAT8
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of, op_name
 from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.library import output_of
-from qfuse.ir.ops.qdq import Dequantize, as_dequantize, as_quantize
+from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize, as_quantize
 from qfuse.ir.ops.views import dtype_of, result_of
 
 # Users beyond this many do not make a reason clearer.
@@ -34,6 +35,7 @@ _PRODUCTS = (
     *(aten.bmm.default, aten.matmul.default, aten.mm.default, aten.einsum.default),
     *(aten.linear.default, aten.addmm.default, aten.baddbmm.default),
 )
+_GIVEN = {"placeholder": "an input", "get_attr": "a constant"}
 # Such as the shift of unsigned values to signed ones.
 _INTEGERS = (
     *(aten._to_copy.default, aten.add.Tensor, aten.sub.Tensor),
@@ -45,7 +47,7 @@ def reason_to_stay(node: Node) -> str:
     """Return the reason why ``node`` was not fused into another op."""
     quantize = as_quantize(node)
     if quantize is not None:
-        return _quantize_reason(node, quantize.x, constant_of(quantize.params.scale) is None)
+        return _quantize_reason(node, quantize)
     dequantize = as_dequantize(node)
     if dequantize is not None:
         return _dequantize_reason(node, dequantize)
@@ -110,22 +112,28 @@ def is_needed(node: Node) -> bool:
     return any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
 
 
-def _quantize_reason(node: Node, x: Node, dynamic: bool) -> str:
-    feeds = _feeds(list(_users_below(node)))
-    if x.op == "placeholder":
-        return f"it quantizes an input of the model; {feeds}"
-    if x.op == "get_attr":
-        return f"it quantizes a constant of the model; {feeds}"
+def _quantize_reason(node: Node, quantize: Quantize) -> str:
+    takers = list(_users_below(node))
+    return f"{_unfused_reason(quantize, takers)}; {_feeds(takers)}"
+
+
+def _unfused_reason(quantize: Quantize, takers: list[Node]) -> str:
+    x, stored = quantize.x, quantize.params.spec.dtype
+    read = any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
     result = result_of(x)
     source = op_name(x if result is None else result[0])
+    if stored not in (*BYTES, *FLOAT8) and not read:
+        return f"the activation is stored as {stored}, which no product here reads"
+    if x.op in _GIVEN:
+        return f"it quantizes {_GIVEN[x.op]} of the model"
     # A fused op has one block of output arguments, so a second quantize of its result stays.
     if result is not None and output_of(result[0]) is not None:
-        return f"{source} already returns a quantized result with other parameters; {feeds}"
-    if dynamic:
-        return f"its parameters are computed from {source} at run time; {feeds}"
+        return f"{source} already returns a quantized result with other parameters"
+    if constant_of(quantize.params.scale) is None:
+        return f"its parameters are computed from {source} at run time"
     if is_call(x, *ops.FUSED):
-        return f"{source} has other users besides this quantize; {feeds}"
-    return f"it is fed by {source}, which has no quantized output here; {feeds}"
+        return f"{source} has other users besides this quantize"
+    return f"it is fed by {source}, which has no quantized output here"
 
 
 def _feeds(users: list[Node]) -> str:

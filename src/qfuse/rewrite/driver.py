@@ -16,6 +16,7 @@ from qfuse.ir.events import Fired, MissCode, Noted, Place
 from qfuse.ir.foreign import call_foreign
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
+from qfuse.ir.out_of_memory import shortage_of
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.rewriter import Rewriter
 from qfuse.rewrite.rule import Miss, Rule
@@ -101,6 +102,8 @@ class _Run:
             if site is None:
                 raise TypeError("match returned None, and not a site or a Miss with the reason")
         except (*RULE_ERRORS, QfuseError) as error:
+            if shortage_of(error) is not None:
+                raise
             if isinstance(error, QfuseError) and (
                 self._context.strict or self._context.raise_model_errors
             ):

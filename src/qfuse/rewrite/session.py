@@ -11,6 +11,7 @@ from torch.fx import Node
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import Checked, Event, EventLog, Exactness, RolledBack
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
+from qfuse.ir.out_of_memory import shortage_of
 from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.context import Edit, RewriteContext
 from qfuse.rewrite.rewriter import GraphEditor, Rewriter
@@ -121,6 +122,8 @@ class RewriteSession:
             made = edit(rw)
             wrong = self._prove(rw, proof, key)
         except RewriteError as error:
+            if shortage_of(error) is not None:
+                raise
             wrong = error.what
         else:
             if wrong is None:

@@ -13,6 +13,7 @@ from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.ops.activation import as_activation
 from qfuse.ir.ops.epilogue import Round
 from qfuse.ir.ops.views import result_of, tensor_of
+from qfuse.ir.out_of_memory import shortage_of
 from qfuse.rewrite.compare import Verdict, compare, compare_rounded
 from qfuse.rewrite.rewriter import Journal
 from qfuse.rewrite.tolerance import SITE
@@ -63,6 +64,8 @@ class SiteChecker:
             try:
                 after = _tensors(region_value(new, self._values, start))
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
+                if shortage_of(error) is not None:
+                    raise
                 # Shapes and dtypes fit, as infer has shown; some ops refuse values or layouts too.
                 verdict = Verdict(f"the new ops do not run: {error}")
                 return self._judge(verdict, exactness, what)

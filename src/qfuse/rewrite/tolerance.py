@@ -73,6 +73,10 @@ LONG_SUM = LongSum(
 )
 """Sums of many terms of one sign, which are asked for only where a site is otherwise wrong."""
 
+FLIPPED_POWER = 1e-3
+"""Power of the difference to the source, relative to that of the result, on inputs that were not
+compiled with: 30 dB. A few values flip at ties; another function differs by more."""
+
 BACKEND_STEPS = 1
 """How many steps a quantized result of a lossy backend may be off: fixed-point arithmetic rounds at
 other ties than float arithmetic."""

@@ -13,7 +13,12 @@ from qfuse.targets.storage import cache_directory, write_atomically
 from qfuse.targets.target import Target
 
 if _typing.TYPE_CHECKING:
-    from qfuse.targets.threads import checked_threads, limited_threads, set_threads
+    from qfuse.targets.threads import (
+        can_limit_threads,
+        checked_threads,
+        limited_threads,
+        set_threads,
+    )
 
 __all__ = [
     "FEATURES",
@@ -27,6 +32,7 @@ __all__ = [
     "Level",
     "Target",
     "cache_directory",
+    "can_limit_threads",
     "checked_threads",
     "diagnose",
     "limited_threads",
@@ -38,6 +44,6 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # On first access: two plans are compared without torch.
-    if name in {"checked_threads", "limited_threads", "set_threads"}:
+    if name in {"can_limit_threads", "checked_threads", "limited_threads", "set_threads"}:
         return getattr(_importlib.import_module("qfuse.targets.threads"), name)
     raise AttributeError(f"module 'qfuse.targets' has no attribute {name!r}")

@@ -57,6 +57,15 @@ def limited_threads(count: int | None) -> Iterator[None]:
         set_threads(*before)
 
 
+def can_limit_threads() -> bool:
+    """Whether :func:`limited_threads` can set a number here: this torch uses OpenMP."""
+    try:
+        _runtime()
+    except OptionsError:
+        return False
+    return True
+
+
 def set_threads(openmp: int, mkl: int) -> tuple[int, int]:
     """Set the numbers of this thread, and return those before, to be set again afterwards.
 

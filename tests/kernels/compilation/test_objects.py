@@ -12,7 +12,6 @@ from qfuse.kernels.build import build
 from qfuse.kernels.compilation.compiler import (
     KernelBuildError,
     KernelCompiler,
-    find_kernel_compiler,
 )
 from qfuse.kernels.compilation.objects import ObjectCache
 
@@ -94,14 +93,6 @@ def test_what_no_build_used_for_long_is_removed(cache: ObjectCache) -> None:
     cache.remove_old()
     assert not old.exists()
     assert new.exists()
-
-
-@pytest.fixture
-def compiler() -> KernelCompiler:
-    found = find_kernel_compiler()
-    if found is None:
-        pytest.skip("needs a C++ compiler")
-    return found
 
 
 def test_a_build_that_fails_keeps_what_it_compiled(

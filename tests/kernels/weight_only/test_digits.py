@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.support.cases.linear_kernel import REAL, codes
-from tests.support.cases.weight_only import WeightOnly, weight_only
+from tests.support.cases.weight_only import (
+    LEAST_FLOAT32,
+    PRODUCT_EPSILONS,
+    ROUNDING,
+    SUM_EPSILONS,
+    WeightOnly,
+    weight_only,
+)
 from tests.support.guard_pages import assert_same_with_guards
 
 from qfuse.kernels import KernelLibrary, instruction_set, linear_w8a16
@@ -16,6 +23,7 @@ from qfuse.targets import limited_threads
 
 pytestmark = pytest.mark.numeric
 
+EPS = torch.finfo(torch.float32).eps
 ROWS = (1, 2, 3, 4)
 # Around groups of four, vectors of 16 and slices of 64 input features.
 SHORT = (1, 3, 4, 15, 16, 17, 63, 65)
@@ -79,7 +87,7 @@ def test_every_value_alone(isa: str, rows: int, dtype: torch.dtype) -> None:
         y = case.run(epilogue="cast(float32)", out_dtype=torch.float32)
 
         expected = x.double() * 127
-        allowed = 2.0**-23 + {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}.get(dtype, 0.0)
+        allowed = PRODUCT_EPSILONS * EPS + ROUNDING[dtype]
         finite = expected.abs() < torch.finfo(dtype).max
         assert ((y - expected).abs() <= allowed * expected.abs())[finite].all()
 
@@ -122,8 +130,8 @@ def test_ends_of_float32(isa: str, rows: int, power: int) -> None:
 
     expected = x.float().double() @ case.codes.double().t()
     magnitude = x.double().abs() @ case.codes.double().abs().t()
-    # The last term: a result below the normal numbers is rounded to whole ones of the least.
-    assert ((y - expected).abs() <= 2.0**-21 * magnitude + 2.0**-149).all()
+    allowed = SUM_EPSILONS * EPS * magnitude + LEAST_FLOAT32
+    assert ((y - expected).abs() <= allowed).all()
 
 
 @pytest.mark.parametrize("dtype", REAL)

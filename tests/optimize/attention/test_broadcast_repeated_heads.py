@@ -133,6 +133,29 @@ def test_dynamic_sizes() -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("name", ["before transpose", "expanded before transpose"])
+def test_dynamic_sizes_before_a_transpose(name: str) -> None:
+    case = Grouped(("b", 6, "m", 8), ("b", 2, "s", 8), rowwise(4))
+    found = optimized(case.done(case.scores(REPEATS[name], 3)), b=2, m=3, s=9)
+
+    assert copies(found) == []
+    assert shape_of(found.node)[1:3] == (2, 3)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("axis", [1, 3])
+def test_another_axis_that_is_repeated_before_a_transpose_is_none_of_heads(axis: int) -> None:
+    case = Grouped((2, 6, 7, 8), (2, 6, 4, 4 if axis == 3 else 8))
+    rows = case.b.call(aten.transpose.int, case.k, 1, 2)
+    more = case.b.call(aten.repeat_interleave.self_int, rows, 2, axis)
+    keys = case.b.call(aten.transpose.int, more, 1, 2)
+    turned = case.b.call(aten.transpose.int, keys, -1, -2)
+    found = optimized(case.done(case.b.call(aten.matmul.default, case.x, turned)))
+
+    assert shape_of(found.node) == (2, 6, 7, 8 if axis == 1 else 4)
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize("sizes", [(1, 4), (2, 4), (3, 1)], ids=str)
 def test_numbers_of_heads(sizes: tuple[int, int]) -> None:
     heads, group = sizes

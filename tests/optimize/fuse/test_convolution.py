@@ -248,6 +248,16 @@ def _float_weight(b: GraphBuilder, x: Node) -> tuple[Node, Node]:
     return b.call(aten.conv2d.default, quantized(b, x), w), w
 
 
+def _depthwise(b: GraphBuilder, x: Node) -> tuple[Node, Node]:
+    w = b.const("w", torch.randn(4, 1, 1, 1))
+    return b.call(aten.conv2d.default, quantized(b, x), w, groups=4), w
+
+
+def _to_one_channel(b: GraphBuilder, x: Node) -> tuple[Node, Node]:
+    w = b.const("w", torch.randn(4, 1, 1, 1))
+    return b.call(aten.conv_transpose2d.input, x, w), w
+
+
 def _input(b: GraphBuilder, x: Node) -> tuple[Node, Node]:
     q, spec = b.arg("q", torch.int8, 6, 4, 3, 2), per_channel(4)
     w = b.call(ops.dequantize, q, b.const("s", torch.rand(6, 1, 1, 1)), None, str(spec))
@@ -275,6 +285,8 @@ def _run_time(b: GraphBuilder, x: Node) -> tuple[Node, Node]:
     [
         (_float, MissCode.NOT_QUANTIZED, "the weight is not quantized"),
         (_float_weight, MissCode.NOT_QUANTIZED, "the activation is quantized but the weight is"),
+        (_depthwise, MissCode.PROFIT, "the weight has one entry per output"),
+        (_to_one_channel, MissCode.NOT_QUANTIZED, "the weight is not quantized"),
         (_input, MissCode.NOT_CONSTANT, "the weight is computed at run time"),
         (_uneven, MissCode.ARGUMENT, 'the padding "same" differs on the two sides of an axis'),
         (_run_time, MissCode.ARGUMENT, "its settings are computed at run time"),

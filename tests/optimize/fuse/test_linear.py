@@ -87,6 +87,17 @@ def test_refuses_a_float_weight() -> None:
     assert refusal(program) == (MissCode.NOT_QUANTIZED, w.name)
 
 
+@pytest.mark.parametrize("quantized", [True, False])
+def test_refuses_one_entry_per_output_which_has_nothing_to_gain(quantized: bool) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 1)
+    real = QuantizedLinear(b, 4, 1).quantized(x, per_tensor(2)) if quantized else x
+    w = b.const("w", torch.randn(4, 1))
+    program = b.done(b.call(torch.ops.aten.linear.default, real, w))
+
+    assert refusal(program) == (MissCode.PROFIT, w.name)
+
+
 def test_refuses_a_weight_of_an_op_that_no_dialect_translated() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, 3, 8)

@@ -216,6 +216,30 @@ def test_refuses_strides_that_a_view_depends_on() -> None:
     assert only_miss(program, LiftQuantize).code is MissCode.SHAPE
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("shape", [(4, 12), (2, 12, 5), (2, 12, 3, 4)])
+def test_parts_that_are_joined_are_quantized_together(shape: tuple[int, ...]) -> None:
+    g = Graph(*shape)
+    parts = g.call(aten.split.Tensor, g.x, 6, 1)
+    spec = spec_of(*[None] * len(shape))
+    params = g.params(g.b.item(parts, 0), spec)
+    first, second = (g.quantize(g.b.item(parts, i), spec, params) for i in range(2))
+    joined = g.call(aten.cat.default, [second, first], 1)
+    program = g.done(g.call(aten.clone.default, joined))
+
+    assert applied(program, LiftQuantize, context=priced()).fired == {"lift-quantize": 2}
+
+
+def test_refuses_strides_on_which_the_layout_of_a_cat_depends() -> None:
+    g = Graph(1, 3, 1, 4)
+    image = g.call(aten.permute.default, g.x, [0, 2, 1, 3])
+    q = quantized(g, g.call(aten.slice.Tensor, image, 3, 0, 1), None, None, None, None)
+    # Of one channel and one column, torch takes one layout for the other.
+    program = g.done(g.call(aten.cat.default, [q, q], 1))
+
+    assert only_miss(program, LiftQuantize).code is MissCode.SHAPE
+
+
 def test_refuses_to_flip_8_bit_floats() -> None:
     g = Graph(8)
     turned = g.call(aten.flip.default, g.x, [0])

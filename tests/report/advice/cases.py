@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -75,6 +76,17 @@ def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tenso
 
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
     return torch.mm(q.to(torch.int32), m.w.to(torch.int32).t()).float() * 0.01
+
+
+def _of_batch(m: Weighted, x: torch.Tensor, *, before: bool) -> torch.Tensor:
+    """Multiply with a batch of four weights that is scaled before the product or after it."""
+    weights = m.w.view(4, SIZE // 4, SIZE).to(x.dtype)
+    scale, x = (m.s * 0.01).to(x.dtype), x.view(4, SIZE // 4, SIZE // 4)
+    return torch.bmm(x, weights * scale) if before else torch.bmm(x, weights) * scale
+
+
+def _sixteen(x: torch.Tensor) -> torch.Tensor:
+    return torch.clamp(torch.round(x / 0.001), -32768, 32767).to(torch.int16)
 
 
 def _twice(second: float) -> Forward:
@@ -151,6 +163,13 @@ CASES = (
         MissCode.NOT_QUANTIZED,
         lambda m, x: F.linear(static(x), m.w.float() * (x.mean() * m.s[:, None])),
         linear,
+    ),
+    Case(
+        "scale-before-product",
+        MissCode.NOT_QUANTIZED,
+        lambda: Weighted(partial(_of_batch, before=False)),
+        lambda: Weighted(partial(_of_batch, before=True)),
+        lambda: activations(dtype=torch.float16),
     ),
     _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
     _case(
@@ -286,6 +305,24 @@ CASES = (
         MissCode.NO_KERNEL,
         lambda m, x: F.linear(static(x, 0.001, torch.int16), weight(m)),
         linear,
+    ),
+    _case(
+        "activation-of-8-bits",
+        MissCode.NO_KERNEL,
+        lambda m, x: F.linear(_sixteen(x).float() * 0.001, by_hand(m)),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "activation-of-8-bits",
+        None,
+        lambda m, x: F.linear(_sixteen(x).float(), m.w.float()) * (m.s * 0.001),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
+        "integer-operands",
+        MissCode.DTYPE,
+        lambda m, x: _integers(m, _sixteen(x)),
+        lambda m, x: _integers(m, (x / 0.05).round().clamp(-128, 127).to(torch.int8)),
     ),
     Case(
         "float32",

@@ -58,10 +58,31 @@ def flattened(b: GraphBuilder, node: Node, group: int) -> Node:
     return b.call(aten.view.default, whole, [bb * h * group, s, d])
 
 
+def before_transpose(b: GraphBuilder, node: Node, group: int) -> Node:
+    """Repeat the heads of ``[batch, rows, heads, width]``, and transpose afterwards."""
+    rows = b.call(aten.transpose.int, node, -3, -2)
+    copies = b.call(aten.repeat_interleave.self_int, rows, group, len(shape_of(node)) - 2)
+    return b.call(aten.transpose.int, copies, -3, -2)
+
+
+def expanded_before_transpose(b: GraphBuilder, node: Node, group: int) -> Node:
+    """The same as ``repeat_kv`` does."""
+    *batch, h, s, d = _sizes(b, node)
+    assert isinstance(h, int), "heads are known"
+    rows = b.call(aten.transpose.int, node, -3, -2)
+    single = b.call(aten.unsqueeze.default, rows, -2)
+    spread = b.call(aten.expand.default, single, [*batch, s, h, group, d])
+    copy = b.call(aten.clone.default, spread, memory_format=torch.contiguous_format)
+    copies = b.call(aten._unsafe_view.default, copy, [*batch, s, h * group, d])
+    return b.call(aten.transpose.int, copies, -3, -2)
+
+
 REPEATS: dict[str, Repeat] = {
     "expand": expanded,
     "repeat_interleave": interleaved,
     "flattened": flattened,
+    "before transpose": before_transpose,
+    "expanded before transpose": expanded_before_transpose,
 }
 
 

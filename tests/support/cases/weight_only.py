@@ -15,6 +15,10 @@ SUM_EPSILONS = 4.0
 ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 # Half of the least number of float16: results below its normal numbers are rounded to whole ones.
 TINY = {torch.float32: 0.0, torch.bfloat16: 0.0, torch.float16: 2.0**-25}
+# The least number of float32: sums below its normal numbers are rounded to whole ones.
+LEAST_FLOAT32 = 2.0**-149
+# One product is rounded once to float32.
+PRODUCT_EPSILONS = 1.0
 STREAMED_ROWS = 4
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import filelock
 
+from qfuse.ir.locks import locked
 from qfuse.kernels.compilation.compiler import KernelBuildError
 
 
@@ -26,25 +27,22 @@ def build_lock(path: Path, objects: Path, *, seconds: float) -> Iterator[None]:
         KernelBuildError: The process that holds the lock finished no file for that long.
         OSError: The file cannot be used.
     """
-    lock = filelock.FileLock(path)
-    while True:
-        before = _finished(objects)
-        try:
-            lock.acquire(timeout=seconds)
-        except filelock.Timeout as error:
-            if _finished(objects) == before:
-                raise KernelBuildError(
-                    f"another process is compiling the kernels, and finished no file for "
-                    f"{seconds:g} s",
-                    where=str(path),
-                    fix="end that process if it hangs, and try again: what it compiled is kept",
-                ) from error
-        else:
-            break
-    try:
+    with ExitStack() as held:
+        while True:
+            before = _finished(objects)
+            try:
+                held.enter_context(locked(path, seconds))
+            except filelock.Timeout as error:
+                if _finished(objects) == before:
+                    raise KernelBuildError(
+                        f"another process is compiling the kernels, and finished no file for "
+                        f"{seconds:g} s",
+                        where=str(path),
+                        fix="end that process if it hangs, and try again: what it compiled is kept",
+                    ) from error
+            else:
+                break
         yield
-    finally:
-        lock.release()
 
 
 def _finished(objects: Path) -> frozenset[str]:

@@ -20,6 +20,7 @@ from qfuse.normalize.aten.int_matmul.fold_factor import FoldFactor
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
+from qfuse.normalize.aten.linear.batched_scale import LiftBatchedScale
 from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
@@ -81,6 +82,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellPadding,
     DequantizeWeight,
     DequantizeHalfWeight,
+    # Before each weight is a linear of its own, which has no scale for all of them behind it.
+    LiftBatchedScale,
     ExpandBatchedWeight,
     PermuteFeatures,
     # Quantization written as arithmetic.

@@ -26,6 +26,7 @@ from qfuse.rewrite.pattern import (
     Maybe,
     Operand,
     Path,
+    Pattern,
     Step,
     V,
     guard,
@@ -39,6 +40,7 @@ STORED = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 
 _FULL = (torch.float32, torch.float64)
 _WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
+_EXACT_FOR_16_BITS = (torch.int32, torch.int64)
 _STEPS = 8
 
 
@@ -62,7 +64,13 @@ def _wide_view(node: Node) -> Node | None:
     return None if dtype_of(node) in STORED else view_source(node)
 
 
+def _exact_cast_of_16_bits(node: Node) -> Node | None:
+    exact = dtype_of(node) in {*_FULL, *_EXACT_FOR_16_BITS}
+    return cast_source(node) if exact else None
+
+
 _EXACT_CAST = Step("exact cast", _exact_cast)
+_EXACT_CAST_OF_16_BITS = Step("exact cast of 16 bits", _exact_cast_of_16_bits)
 _WIDE_VIEW = Step("view", _wide_view)
 _DIFFERENCES = Capture[Path]("casts_of_difference")
 
@@ -74,16 +82,33 @@ def _keeps_fractions(q: Node, casts_of_difference: Path | None, views_of_q: Path
     return not dtype_of(q).is_floating_point or all(dtype_of(n).is_floating_point for n in steps)
 
 
-_PLAIN = through(Q, _EXACT_CAST, _WIDE_VIEW, path=VIEWS_OF_Q)
-# A difference in the dtype of the quantized values wraps: its result is another set of them.
-_DIFFERENCE = (_PLAIN - ZERO).giving(*COMPUTE_DTYPES, *_WIDE_INTEGERS)
-QUANTIZED = Maybe(through(_DIFFERENCE, _EXACT_CAST, path=_DIFFERENCES), _PLAIN).given(
-    _keeps_fractions
-)
+def _shifted(q: Capture[Node], exact_cast: Step, wide: Sequence[torch.dtype]) -> Pattern:
+    """Return the pattern of ``q`` behind exact casts and views, and perhaps shifted."""
+    plain = through(q, exact_cast, _WIDE_VIEW, path=VIEWS_OF_Q)
+    # A difference in the dtype of the quantized values wraps: its result is another set of them.
+    difference = (plain - ZERO).giving(*wide)
+    return Maybe(through(difference, exact_cast, path=_DIFFERENCES), plain).given(_keeps_fractions)
+
+
+QUANTIZED = _shifted(Q, _EXACT_CAST, (*COMPUTE_DTYPES, *_WIDE_INTEGERS))
 """``view(cast(Q)) - ZERO``, the float value in units of the scale.
 
 Every op is exact: the casts widen, and the difference of two 8-bit values fits in every float dtype
 and in every integer dtype of more bits. The rule checks that the zero point is an 8-bit value.
+"""
+
+
+@guard(MissCode.NOT_QUANTIZED, "no quantize returned these values of 16 bits", at="q")
+def _is_quantized(q: Node) -> bool:
+    # Constants of 16 bits are weights that no kernel reads, and smaller than in float.
+    return as_quantize(q) is not None
+
+
+_HALVES = V("q", torch.int16).given(_is_quantized)
+QUANTIZED_TO_16_BITS = _shifted(_HALVES, _EXACT_CAST_OF_16_BITS, (*_FULL, *_EXACT_FOR_16_BITS))
+"""The same with the result of a quantize to int16.
+
+A 16-bit float does not hold these values, nor does int16 their differences.
 """
 
 

@@ -61,8 +61,9 @@ class BroadcastRepeatedHeads(Rule[BroadcastSite]):
         k -> view [b, 2, 1, s, d] -> transpose --.
         q -> view [b, 2, 4, m, d] ---------- qfuse.matmul -> view [b, 8, m, s]
 
-    The same for ``repeat_interleave``, and for values. The removed copies have the size of the KV
-    cache times the group, for every decoded token.
+    The same for ``repeat_interleave``, for values, and for ``[b, s, h, d]`` whose heads are
+    repeated before they are transposed. The removed copies have the size of the KV cache times the
+    group, for every decoded token.
 
     Refuses: a left operand with another number of heads, which would broadcast; scales that differ
     between copies, or have two levels; operands of the epilogue that are quantized, or are there

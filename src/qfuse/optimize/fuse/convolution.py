@@ -27,8 +27,9 @@ class FuseConvolution(Rule[FusedConvolution]):
     dequantize stays for its other users. An activation that is not quantized stays a float operand:
     the result is a weight-only convolution.
 
-    Refuses: a float weight; a weight that is not a constant; settings that are computed at run
-    time; a padding that differs on the two sides of an axis, which normalizing expands.
+    Refuses: a float weight, also one of one entry per output; a weight that is not a constant;
+    settings that are computed at run time; a padding that differs on the two sides of an axis,
+    which normalizing expands.
     """
 
     name = "fuse-convolution"
@@ -39,7 +40,7 @@ class FuseConvolution(Rule[FusedConvolution]):
         """Match a convolution with a dequantized constant weight."""
         conv = as_convolution(node)
         assert conv is not None, "the anchor is a convolution"
-        operands = quantized_operands(conv.x, conv.weight)
+        operands = quantized_operands(conv.x, conv.weight, transposed=conv.transposed)
         if isinstance(operands, Miss):
             return operands
         if not conv.is_static:

@@ -38,7 +38,8 @@ class FuseLinear(Rule[LinearSite]):
     A shared dequantize stays for its other users. An activation that is not quantized stays a
     float operand: the result is a weight-only linear.
 
-    Refuses: a float weight; a weight that is not a constant; a weight of another rank than 2.
+    Refuses: a float weight, also one of one entry per output; a weight that is not a constant; a
+    weight of another rank than 2.
     """
 
     name = "fuse-linear"

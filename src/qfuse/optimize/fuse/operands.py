@@ -8,7 +8,8 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import REFUSED_META, constant_of, op_name
 from qfuse.ir.movement.lookup import looked_up_in
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
-from qfuse.ir.ops.views import QuantParams, dtype_of
+from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.sizes import is_one
 from qfuse.optimize.match.float_side import refuse_looked_up
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
@@ -38,17 +39,19 @@ def stored_edge(x: Node) -> tuple[Node, QuantParams | None]:
     return dequantize.q, dequantize.params
 
 
-def quantized_operands(x: Node, weight: Node) -> Operands | Miss:
+def quantized_operands(x: Node, weight: Node, *, transposed: bool = False) -> Operands | Miss:
     """Return the operands before their dequantizes.
 
     Refuses: a float weight; a weight that is not a constant.
+
+    Args:
+        x: The activation.
+        weight: The weight.
+        transposed: Whether its first axis is not that of the outputs.
     """
     stored, act = as_dequantize(weight), as_dequantize(x)
     if stored is None:
-        if act is None:
-            return _float_weight(weight)
-        text = "the activation is quantized but the weight is {}"
-        return Miss(MissCode.NOT_QUANTIZED, weight, text, dtype_of(weight), progress=2)
+        return _float_weight(weight, quantized=act is not None, transposed=transposed)
     if constant_of(stored.q) is None:
         table = looked_up_in(weight)
         if table is not None and act is None:
@@ -60,10 +63,18 @@ def quantized_operands(x: Node, weight: Node) -> Operands | Miss:
     return Operands(act.q, act.params, stored)
 
 
-def _float_weight(weight: Node) -> Miss:
+def _float_weight(weight: Node, *, quantized: bool, transposed: bool) -> Miss:
     """Say that a weight is not quantized, or that an op which no dialect knows makes it."""
     op = overload_of(weight)
-    if op is None or op.namespace in _KNOWN:
+    known = op is None or op.namespace in _KNOWN
+    if known and not transposed and all(is_one(size) for size in shape_of(weight)[1:]):
+        # Where the source quantized it so, normalizing has folded it.
+        text = "the weight has one entry per output, so a scale for each is the weight itself"
+        return Miss(MissCode.PROFIT, weight, text, progress=3)
+    if quantized:
+        text = "the activation is quantized but the weight is {}"
+        return Miss(MissCode.NOT_QUANTIZED, weight, text, dtype_of(weight), progress=2)
+    if known:
         return Miss(MissCode.NOT_QUANTIZED, weight, "the weight is not quantized")
     why = weight.meta.get(REFUSED_META, "no dialect translated")
     text = "the weight comes from {}, which {}"

@@ -297,9 +297,9 @@ def movement_name(movement: Movement) -> str:
     )
 
 
-def reads_any_strides(node: Node) -> bool:
-    """Whether all users of ``node`` accept any strides; views do not."""
-    return all(is_call(user, *ops.CANONICAL, *ops.FUSED) for user in node.users)
+def reads_any_strides(node: Node, *others: OpOverload) -> bool:
+    """Whether all users of ``node`` accept any strides, or are ``others``; views do not."""
+    return all(is_call(user, *ops.CANONICAL, *ops.FUSED, *others) for user in node.users)
 
 
 def _row_major_sources(node: Node) -> Iterable[Node]:

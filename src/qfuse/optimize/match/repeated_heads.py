@@ -35,12 +35,15 @@ class RepeatedHeads:
         turned: Whether they are.
         count: The copies of a head.
         source: The heads before they are repeated, with any axes of size 1.
+        order: The axes of the repeated heads in the order of ``value``, as where ``[batch, rows,
+            heads, width]`` is repeated and then transposed.
     """
 
     value: Node
     turned: bool
     count: int
     source: Node
+    order: tuple[int, ...]
 
     @property
     def heads(self) -> int:
@@ -62,8 +65,23 @@ class RepeatedHeads:
 
     def without_copies(self, parts: Sequence[int], rw: Rewriter) -> Node:
         """Return the heads, each once, along axes of the sizes ``parts``; not turned."""
-        shape = shape_of(self.value)
-        wanted = [*shape[:HEADS], *parts, *shape[HEADS + 1 :]]
+        at, more = self.order[HEADS], len(parts) - 1
+        shape = _reordered(shape_of(self.value), self.order)
+        wanted = [*shape[:at], *parts, *shape[at + 1 :]]
+        found = self._viewed(wanted)
+        if found is None:
+            sizes = [self._size(size, axis, rw) for axis, size in enumerate(shape)]
+            sizes[at : at + 1] = parts
+            found = rw.call(aten.reshape.default, self.source, sizes)
+        order = [axis + more if axis > at else axis for axis in self.order]
+        heads = len(order) + HEADS
+        order[heads : heads + 1] = range(at, at + more + 1)
+        if order == sorted(order):
+            return found
+        return rw.call(aten.permute.default, found, order)
+
+    def _viewed(self, wanted: Sequence[Size]) -> Node | None:
+        """Return the heads before they are repeated, in a shape that they had, if they had it."""
         found = self.source
         for _ in range(_STEPS):
             if same_shape(shape_of(found), wanted):
@@ -71,9 +89,7 @@ class RepeatedHeads:
             if not isinstance(movement_of(found), (View, Unsqueeze, Squeeze)):
                 break
             found = _source(found)
-        sizes = [self._size(size, axis, rw) for axis, size in enumerate(shape)]
-        sizes[HEADS : HEADS + 1] = parts
-        return rw.call(aten.reshape.default, self.source, sizes)
+        return None
 
     def _size(self, size: Size, axis: int, rw: Rewriter) -> Argument:
         """Return a size as an argument, from before the heads are repeated."""
@@ -83,20 +99,34 @@ class RepeatedHeads:
         for known, other in enumerate(shape_of(self.source)):
             if same_size(size, other):
                 return rw.call(ask, self.source, known)
-        return rw.call(ask, self.value, axis)
+        return rw.call(ask, self.value, self.order.index(axis))
 
 
 def repeated_heads(operand: Node) -> RepeatedHeads | None:
     """View ``operand`` as heads that are repeated, or ``None``."""
+    rank = len(shape_of(operand))
+    if rank < -HEADS:
+        return None
     turned = _is_turned(movement_of(operand))
     value = _source(operand) if turned else operand
+    moved, order = movement_of(value), tuple(range(rank))
     found = value
+    if isinstance(moved, Permute):
+        found, order = moved.source, tuple(moved.dims)
     for _ in range(_STEPS):
         if not isinstance(movement_of(found), (View, Copy, Unsqueeze, Squeeze)):
             break
         found = _source(found)
-    count = _count(movement_of(found), shape_of(value))
-    return None if count is None else RepeatedHeads(value, turned, count, _source(found))
+    shape = _reordered(shape_of(value), order)
+    count = _count(movement_of(found), shape, order[HEADS])
+    if count is None:
+        return None
+    return RepeatedHeads(value, turned, count, _source(found), order)
+
+
+def _reordered(shape: Sequence[Size], order: Sequence[int]) -> list[Size]:
+    """Return the shape of a value before its axes were put into ``order``."""
+    return [shape[order.index(axis)] for axis in range(len(shape))]
 
 
 def _is_turned(movement: Movement | None) -> bool:
@@ -113,16 +143,19 @@ def _source(node: Node) -> Node:
     return movement.source
 
 
-def _count(movement: Movement | None, shape: Sequence[Size]) -> int | None:
-    """Return how often a movement repeats each head of ``shape``, to which it is viewed."""
+def _count(movement: Movement | None, shape: Sequence[Size], at: int) -> int | None:
+    """Return how often a movement repeats each entry of ``shape`` along the axis ``at``.
+
+    The result of the movement is viewed in that shape.
+    """
     where = _axis(movement)
-    if movement is None or where is None or len(shape) < -HEADS:
+    if movement is None or where is None:
         return None
     axis, count = where
-    # What follows the repeated axis is one head.
-    if not same_shape(movement.after[axis + 1 :], shape[HEADS + 1 :]):
+    # What follows the repeated axis is one entry.
+    if not same_shape(movement.after[axis + 1 :], shape[at + 1 :]):
         return None
-    heads = shape[HEADS]
+    heads = shape[at]
     return count if isinstance(heads, int) and count > 1 and heads % count == 0 else None
 
 

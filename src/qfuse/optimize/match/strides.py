@@ -10,7 +10,7 @@ from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
-from qfuse.ir.ops.views import tensor_of
+from qfuse.ir.ops.views import node_of, tensor_of
 from qfuse.ir.sizes import same_strides
 from qfuse.optimize.match.move_qparams import GraphMover, reads_any_strides
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
@@ -34,7 +34,23 @@ def refuse_layout(node: Node, moved: torch.Tensor, *, moves: bool = True) -> Mis
         return None
     # Quantized ops accept any strides; only the order of these decides the strides of the result.
     alike = same_strides(torch.empty_like(moved), torch.empty_like(old))
-    return None if alike and reads_any_strides(node) else _other_strides(node)
+    joined = [user for user in node.users if is_call(user, aten.cat.default)]
+    alike = alike and reads_any_strides(node, aten.cat.default)
+    if alike and all(_joins_alike(user, node, moved) for user in joined):
+        return None
+    return _other_strides(node)
+
+
+def _joins_alike(cat: Node, node: Node, moved: torch.Tensor) -> bool:
+    """Whether a cat has the same strides with ``moved`` in place of ``node``."""
+    # A cat of channels-last images is channels-last, any other is row-major.
+    a = arguments(cat)
+    tensors = a["tensors"]
+    assert isinstance(tensors, (list, tuple)), "a cat joins a list"
+    values = [moved if part is node else tensor_of(node_of(part)) for part in tensors]
+    with torch.no_grad():
+        made = aten.cat.default(values, a["dim"])
+    return same_strides(made, tensor_of(cat))
 
 
 def refuse_sunk(node: Node, moved: torch.Tensor, *, parts: bool = False) -> Miss | None:

@@ -52,6 +52,12 @@ _QUANTIZED = (
         "operand is torch.*, the other one is quantized",
     ),
     Advice(
+        "scale-before-product",
+        "scale the weights before the product: w.float() * scale",
+        (MissCode.NOT_QUANTIZED,),
+        "are not scaled before the product",
+    ),
+    Advice(
         "constant-weight",
         "make the weight a buffer: quantize it before exporting the model",
         (MissCode.NOT_CONSTANT,),
@@ -70,7 +76,7 @@ _WRITTEN_OUT = (
         "clamp-before-cast",
         "clamp before the cast: torch.clamp(torch.round(x / scale), -128, 127)",
         (MissCode.RANGE,),
-        "before the cast to 8 bits.*the cast is undefined",
+        "before the cast to integers.*the cast is undefined",
         "quantize-chain",
     ),
     Advice(
@@ -212,7 +218,7 @@ _KERNELS = (
     Advice(
         "activation-of-8-bits",
         "quantize the activation to int8 or uint8",
-        (MissCode.NO_KERNEL,),
+        (MissCode.NO_KERNEL, None),
         "the activation is stored as",
     ),
     Advice(

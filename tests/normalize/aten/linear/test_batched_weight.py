@@ -113,3 +113,40 @@ def test_refuses_small_weights() -> None:
     found = miss(source, torch.randn(2, 4, 8))
     assert found.code is MissCode.PROFIT
     assert found.reason == "2 weights of 64 elements are not worth a call of a kernel each"
+
+
+@pytest.mark.parametrize("looked_up", [False, True])
+def test_refuses_weights_that_are_not_scaled(looked_up: bool) -> None:
+    def forward(s: Model, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        w, scale = s.get_buffer("w"), s.get_buffer("s")
+        return torch.bmm(x, (w[ids] if looked_up else w).float()) * scale[ids]
+
+    weight = torch.randint(-128, 128, (E, K, N), dtype=torch.int8)
+    source = Model(forward, w=weight, s=torch.rand(E, 1, N))
+    found = miss(source, torch.randn(E, 5, K), torch.tensor([2, 0, 2]))
+    assert found.code is MissCode.NOT_QUANTIZED
+    assert (
+        found.reason == "its weights are stored as torch.int8 and are not scaled before the product"
+    )
+
+
+def test_does_not_report_products_of_activations() -> None:
+    def forward(_: Model, x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, q.float())
+
+    program = normalize(
+        capture(Model(forward), (torch.randn(E, 5, K), torch.ones(E, K, N, dtype=torch.int8)))
+    )
+    assert not [m for m in program.log.of(Missed) if m.rule == ExpandBatchedWeight.name]
+
+
+@pytest.mark.own_kernels
+def test_a_scale_after_the_product_is_one_of_the_weights() -> None:
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, s.get_buffer("w").float()) * s.get_buffer("s")
+
+    weight = torch.randint(-128, 128, (E, K, N), dtype=torch.int8)
+    source, x = Model(forward, w=weight, s=torch.rand(E, 1, N)), torch.randn(E, 5, K)
+    done = compiled(source, x)
+    assert done.report.kernels["qfuse.linear_w8a16"] == E
+    close(done(x), source(x), NOISE[torch.float32])

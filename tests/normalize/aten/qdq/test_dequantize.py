@@ -271,6 +271,74 @@ def test_refuses_32_bit_numbers_which_a_cast_rounds() -> None:
     assert refusal(program, DequantizeChain()) == (MissCode.PATTERN, "q")
 
 
+def sixteen(b: GraphBuilder, x: Node, zero: Node | None) -> tuple[Node, Node]:
+    """Quantize ``x`` to 16 bits; returns the values and their scale."""
+    s = b.const("s", scales(4, 1))
+    spec = "int16[-32768,32767] 1x* float32 float32:divide:round-zp int"
+    return b.call(ops.quantize, x, s, zero, spec), s
+
+
+def test_golden_values_that_were_quantized_to_sixteen_bits() -> None:
+    b = GraphBuilder()
+    q, s = sixteen(b, b.arg("x", torch.float32, 4, 8), None)
+
+    assert_expected_inline(
+        golden(finish(b, b.call(aten.mul.Tensor, cast(b, q), s)), DequantizeChain()),
+        """\
+%x: float32[4, 8]
+const %s: float32[4, 1]
+%0 = qfuse.quantize(%x, %s, None, 'int16[-32768,32767] 1x* float32 float32:divide:round-zp int'): int16[4, 8]
+const %s: float32[4, 1]
+%1 = qfuse.dequantize(%0, %s, None, 'int16[-32768,32767] 1x* float32 float32:divide:round-zp int'): float32[4, 8]
+return (%1)
+fired: dequantize-chain 1""",
+    )
+
+
+def test_refuses_constants_of_sixteen_bits() -> None:
+    b = GraphBuilder()
+    q = b.const("q", torch.randint(-(2**15), 2**15, (4, 8), dtype=torch.int16))
+    program = finish(b, b.call(aten.mul.Tensor, cast(b, q), 0.1))
+
+    assert refusal(program, DequantizeChain())[1] == "q"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_refuses_sixteen_bits_that_a_cast_rounds(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    q, s = sixteen(b, b.arg("x", torch.float32, 4, 8), None)
+    y = b.call(aten.mul.Tensor, cast(b, q, dtype), cast(b, s, dtype))
+
+    assert "dequantize-chain" not in golden(finish(b, y), DequantizeChain())
+
+
+def test_refuses_a_difference_in_sixteen_bits_which_wraps() -> None:
+    b = GraphBuilder()
+    q, s = sixteen(b, b.arg("x", torch.float32, 4, 8), None)
+    w = cast(b, b.call(aten.sub.Tensor, q, 20000))
+
+    assert "dequantize-chain" not in golden(
+        finish(b, b.call(aten.mul.Tensor, w, s)), DequantizeChain()
+    )
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("zero", ["none", "floats", "integers"])
+def test_values_of_sixteen_bits_are_the_same_bits(dtype: torch.dtype, zero: str) -> None:
+    b = GraphBuilder()
+    z = None if zero == "none" else b.const("z", torch.full((4, 1), -30000, dtype=torch.int32))
+    q, s = sixteen(b, b.arg("x", torch.float32, 4, 8), z)
+    w = cast(b, q, torch.int32 if zero == "integers" else dtype)
+    w = w if z is None else b.call(aten.sub.Tensor, w, z)
+    w = cast(b, w, dtype) if zero == "integers" else w
+    program = finish(b, b.call(aten.mul.Tensor, w, s))
+
+    result = assert_same_values(program, [torch.randn(4, 8) * 1e3], DequantizeChain(), exact=True)
+
+    assert result.fired == {"dequantize-chain": 1}
+
+
 SCALES: dict[str, Callable[[GraphBuilder], Argument]] = {
     "number": lambda _: 0.0123,
     "scalar": lambda b: b.const("s", scales(1).reshape(())),

@@ -102,11 +102,30 @@ fired: quantize-chain 1""",
     )
 
 
-def divided(by: float = 0.05, dtype: torch.dtype = torch.float32, **steps: Any) -> CapturedGraph:
+def test_golden_sixteen_bits() -> None:
+    program = divided(bounds=(-32768, 32767), dtype_of_values=torch.int16)
+
+    assert_expected_inline(
+        golden(program, QuantizeChain()),
+        """\
+%x: float32[3, 9]
+const %div_tensor_scale: float32[1, 1]
+%0 = qfuse.quantize(%x, %div_tensor_scale, None, 'int16[-32768,32767] *x* float32 float32:divide:round-zp int'): int16[3, 9]
+return (%0)
+fired: quantize-chain 1""",
+    )
+
+
+def divided(
+    by: float = 0.05,
+    dtype: torch.dtype = torch.float32,
+    dtype_of_values: torch.dtype = torch.int8,
+    **steps: Any,
+) -> CapturedGraph:
     """Quantize ``x [3, K]`` by a quotient."""
     b = GraphBuilder()
     y = b.call(aten.div.Tensor, b.arg("x", dtype, 3, K), by)
-    return finish(b, codes_of(b, y, **steps))
+    return finish(b, codes_of(b, y, dtype=dtype_of_values, **steps))
 
 
 def test_refuses_a_cast_without_a_clamp() -> None:
@@ -120,12 +139,28 @@ def test_refuses_bounds_that_are_no_range(bounds: tuple[float | None, float | No
     assert refusal(divided(bounds=bounds), QuantizeChain()) == (MissCode.RANGE, "clamp_default")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_refuses_sixteen_bits_in_a_float_that_does_not_hold_them(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    y = b.call(aten.div.Tensor, b.arg("x", dtype, 3, K), b.const("s", scales(1, 1).to(dtype)))
+    program = finish(b, codes_of(b, y, bounds=(-32768, 32767), dtype=torch.int16))
+
+    assert refusal(program, QuantizeChain()) == (MissCode.DTYPE, "div_tensor")
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_refuses_integers_of_more_than_sixteen_bits(dtype: torch.dtype) -> None:
+    program = divided(dtype_of_values=dtype)
+
+    assert refusal(program, QuantizeChain()) == (MissCode.DTYPE, "_to_copy_default")
+
+
 def test_refuses_what_is_not_rounded() -> None:
     assert refusal(divided(order="clamp"), QuantizeChain()) == (MissCode.PATTERN, "div_tensor")
 
 
 NEAREST = "expected aten.round to the nearest integer"
-NO_CLAMP = "before the cast to 8 bits, found {}: out of range, the cast is undefined"
+NO_CLAMP = "before the cast to integers, found {}: out of range, the cast is undefined"
 
 
 @pytest.mark.parametrize(
@@ -326,5 +361,24 @@ def test_zero_points_per_block_are_the_same_bits(grid: tuple[int, int]) -> None:
 
     inputs = [hard_numbers((6, K), torch.float32, scale).nan_to_num().clamp(-1e4, 1e4)]
     result = assert_same_values(program, inputs, QuantizeChain(), exact=True)
+
+    assert result.fired == {"quantize-chain": 1}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("zero", [None, 30000])
+def test_values_of_sixteen_bits_are_the_same_bits(
+    order: str, dtype: torch.dtype, zero: float | None
+) -> None:
+    b = GraphBuilder()
+    scale = scales(1, K).to(dtype)
+    y = b.call(aten.div.Tensor, b.arg("x", dtype, "m", K), b.const("s", scale))
+    program = finish(b, codes_of(b, y, zero, (-32768, 32767), torch.int16, order))
+
+    # Beyond both ends of the range, and ties.
+    x = torch.cat([torch.randn(40, K) * 3e4, (torch.arange(-9, 9) + 0.5).expand(K, -1).t()])
+    result = assert_same_values(program, [x * scale], QuantizeChain(), exact=True)
 
     assert result.fired == {"quantize-chain": 1}

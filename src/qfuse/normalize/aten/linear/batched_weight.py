@@ -11,12 +11,14 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_params
 from qfuse.ir.ops.qdq import as_dequantize
-from qfuse.ir.ops.views import has_values, node_of, shape_of
+from qfuse.ir.ops.views import dtype_of, has_values, node_of, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.sizes import same_size
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.constants import derived
+from qfuse.normalize.match.lookup import lookup_of
+from qfuse.normalize.match.quantized_values import moved_constant, quantized_values
 from qfuse.normalize.match.views import transpose_source
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -73,8 +75,9 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
     Each weight then stays quantized and has the kernels of linears. A library may sum in another
     order, so this is rounding.
 
-    Refuses: weights that are not constant; scales shared by some weights, or of two levels; many
-    weights, and small ones, whose calls would cost more than they save.
+    Refuses: weights that are not constant, or not scaled before the product; scales shared by some
+    weights, or of two levels; many weights, and small ones, whose calls would cost more than they
+    save.
     """
 
     name = "expand-batched-weight"
@@ -89,8 +92,7 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         made = as_dequantize(right if turned is None else turned)
         ranks = len(shape_of(x)), len(shape_of(right))
         if made is None or ranks != (_BATCHED, _BATCHED):
-            text = "it multiplies no batch of dequantized weights"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
+            return _no_weights(node, right)
         params, q = constant_params(made.params), constant_of(made.q)
         if q is None or params is None or not has_values(q):
             # A product of two activations is not a near miss: the weights are the core.
@@ -126,16 +128,38 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
 
 
 def _refuse(node: Node, x: Node, spec: QuantSpec, q: torch.Tensor) -> Miss | None:
-    # These explain more than that a product of two activations has a constant operand.
     count = q.shape[0]
-    # `matmul` broadcasts a batch of one.
-    if not same_size(shape_of(x)[0], count):
-        return Miss(MissCode.SHAPE, x, "the batch is broadcast", progress=3)
     if spec.outer is not None or (spec.block[0] != 1 and not covers(spec.block[0], count)):
         text = "its weights are scaled in blocks of {}"
         return Miss(MissCode.GRANULARITY, node, text, spec.block_text(), progress=3)
-    if not 1 <= count <= _MOST_WEIGHTS or q[0].numel() < _LEAST_ELEMENTS:
+    return refuse_calls(node, x, q)
+
+
+def refuse_calls(node: Node, x: Node, weights: torch.Tensor) -> Miss | None:
+    """Refuse a batch that is broadcast, and weights that are too many or too small.
+
+    Args:
+        node: The product.
+        x: Its left factor.
+        weights: The batch of weights.
+    """
+    count = weights.shape[0]
+    # `matmul` broadcasts a batch of one.
+    if not same_size(shape_of(x)[0], count):
+        return Miss(MissCode.SHAPE, x, "the batch is broadcast", progress=3)
+    size = weights[0].numel() if count else 0
+    if not 1 <= count <= _MOST_WEIGHTS or size < _LEAST_ELEMENTS:
         text = "{} weights of {} elements are not worth a call of a kernel each"
-        size = q[0].numel() if count else 0
         return Miss(MissCode.PROFIT, node, text, count, size, progress=3)
     return None
+
+
+def _no_weights(node: Node, right: Node) -> Miss:
+    stored = quantized_values(right)
+    table = None if stored is None else lookup_of(stored.q)
+    home = None if stored is None else moved_constant(stored.q)
+    if stored is None or (table is None and home is None):
+        text = "it multiplies no batch of dequantized weights"
+        return Miss(MissCode.PATTERN, node, text, progress=0)
+    text = "its weights are stored as {} and are not scaled before the product"
+    return Miss(MissCode.NOT_QUANTIZED, stored.q, text, dtype_of(stored.q), progress=3)

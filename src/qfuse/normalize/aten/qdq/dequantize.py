@@ -23,12 +23,13 @@ from qfuse.normalize.match.constants import parameter_value
 from qfuse.normalize.match.lookup import lookup_of
 from qfuse.normalize.match.quantized_values import (
     QUANTIZED,
+    QUANTIZED_TO_16_BITS,
     QuantizedValues,
     integers_of,
     spec_of_dequantize,
 )
 from qfuse.normalize.match.views import view_source
-from qfuse.rewrite.pattern import Capture, Match, Operand, PatternRule, guard, let
+from qfuse.rewrite.pattern import Capture, Either, Match, Operand, PatternRule, guard, let
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter
 
 SCALE = Operand("scale")
@@ -103,6 +104,9 @@ def _zero_factor(node: Node, q: Node, zero: Argument, scale_factor: Factor) -> F
     return exact_zero_factor(node, q, zero, scale_factor)
 
 
+_VALUES = Either(QUANTIZED, QUANTIZED_TO_16_BITS).named("value")
+
+
 class DequantizeChain(PatternRule):
     """``(cast(q) - zero_point) * scale`` becomes one ``qfuse.dequantize``.
 
@@ -115,18 +119,20 @@ class DequantizeChain(PatternRule):
         q, scale, zero_point -> qfuse.dequantize
 
     Exact: 8-bit values and their differences are exact in every float dtype, and a 16-bit dtype
-    rounds the float32 product once, as ``qfuse.dequantize`` does.
+    rounds the float32 product once, as ``qfuse.dequantize`` does. Values that were quantized to 16
+    bits are exact in float32 and wider.
 
     Refuses: a scale that is neither a constant, nor chosen by a dynamic quantization, nor the scale
     of the quantize of ``q``, nor looked up with the rows of ``q``, since then it is only a factor;
     a scale per element, or one that broadcasts the quantized values to a larger shape; a zero point
-    that is not an 8-bit integer, or has other blocks than the scale.
+    that is not an integer of the values' range, or has other blocks than the scale; constants of
+    16 bits.
     """
 
     name = "dequantize-chain"
     exactness = Exactness.EXACT
     pattern = (
-        (QUANTIZED.named("value") * SCALE.given(_is_scale).core())
+        (_VALUES * SCALE.given(_is_scale).core())
         .giving(*COMPUTE_DTYPES)
         .given(let(SCALE_FACTOR, _scale_factor), _may_be_shifted, _is_zero_point)
         .given(let(ZERO_FACTOR, _zero_factor))

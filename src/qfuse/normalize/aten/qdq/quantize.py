@@ -22,6 +22,8 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, Rewriter, ate
 
 X, LOW, HIGH = V("x", COMPUTE_DTYPES), Num("low"), Num("high")
 SCALE, INVERSE, ZERO = Operand("scale"), Operand("inverse"), Operand("zero_point")
+# PyTorch has no unsigned integers of 16 bits to compute with.
+_INTEGERS = (*BYTES, torch.int16)
 DIVIDES, ZERO_FIRST = Capture[bool]("divides"), Capture[bool]("zero_first")
 SCALED = Capture[Node]("scaled")
 SCALE_FACTOR = Capture[Factor]("scale_factor")
@@ -55,6 +57,12 @@ def _acts_as_a_tensor(scale: Argument, inverse: Argument, scaled: Node) -> bool:
     return wide or (isinstance(by, Node) and len(shape_of(by)) > 0)
 
 
+@guard(MissCode.DTYPE, "{scaled.dtype} does not hold every integer of {node.dtype}", at="scaled")
+def _holds_integers(node: Node, scaled: Node) -> bool:
+    # The bound 32767 is 32768 there, whose cast is undefined.
+    return dtype_of(node) in BYTES or dtype_of(scaled) in {torch.float32, torch.float64}
+
+
 def _scale_factor(x: Node, scale: Argument, inverse: Argument, scaled: Node) -> Factor | Miss:
     if inverse is not None:
         return inverse_factor(scaled, inverse, shape_of(x), dtype_of(scaled))
@@ -75,14 +83,14 @@ def _zero_factor(node: Node, scale_factor: Factor, zero_point: Argument) -> Fact
 
 
 def _float_source(node: Node) -> Node | None:
-    source = cast_source(node) if dtype_of(node) in BYTES else None
+    source = cast_source(node) if dtype_of(node) in _INTEGERS else None
     return source if source is not None and dtype_of(source).is_floating_point else None
 
 
 _FOUND = "found {found}"
 _NEAREST = "aten.round to the nearest integer"
 _BOUNDED = "aten.clamp to two numbers"
-_BEFORE_CAST = f"before the cast to 8 bits, {_FOUND}: out of range, the cast is undefined"
+_BEFORE_CAST = f"before the cast to integers, {_FOUND}: out of range, the cast is undefined"
 
 
 def _clamp(value: Pattern) -> Pattern:
@@ -125,11 +133,11 @@ CHECKS = (
 )
 """What holds for their scale."""
 
-_TO_EIGHT_BITS = Step("cast to 8 bits", _float_source, (aten._to_copy.default,))
+_TO_CODES = Step("cast to integers", _float_source, (aten._to_copy.default,))
 
 
 class QuantizeChain(PatternRule):
-    """``clamp(round(x / scale) + zero_point, low, high)`` cast to 8 bits becomes ``quantize``.
+    """``clamp(round(x / scale) + zero_point, low, high)`` cast to integers becomes ``quantize``.
 
     Before::
 
@@ -140,23 +148,25 @@ class QuantizeChain(PatternRule):
         x, scale, zero_point -> qfuse.quantize
 
     Also with a product by the reciprocal instead of the quotient, with the zero point added before
-    rounding, and with rounding after clamping to integers, which has the same quantized values.
+    rounding, and with rounding after clamping to integers, which has the same quantized values. The
+    integers have 8 bits, or 16: no kernel reads 16, and the report says so.
 
     Exact: the same operations in the same order and dtype, except for that last spelling.
 
     Refuses: a chain without a clamp, whose cast is undefined out of range; bounds that are not
-    integers or exceed the dtype; rounding to decimals or down; a constant scale that is zero,
-    negative or not finite; a scale that broadcasts ``x``; a reciprocal that no scale has, or that
-    is computed at run time; a zero point that is not an integer; numbers as scales in 16-bit
-    arithmetic, where they are rounded differently from tensors.
+    integers or exceed the dtype; 16 bits in a float dtype that does not hold them; rounding to
+    decimals or down; a constant scale that is zero, negative or not finite; a scale that broadcasts
+    ``x``; a reciprocal that no scale has, or that is computed at run time; a zero point that is not
+    an integer; numbers as scales in 16-bit arithmetic, where they are rounded differently from
+    tensors.
     """
 
     name = "quantize-chain"
     exactness = Exactness.EXACT
     pattern = (
-        Via(CODES, _TO_EIGHT_BITS)
-        .otherwise(MissCode.DTYPE, "{found} is not a cast of a float to 8 bits")
-        .given(_is_range, *CHECKS, let(ZERO_FACTOR, _zero_factor))
+        Via(CODES, _TO_CODES)
+        .otherwise(MissCode.DTYPE, "{found} is not a cast of a float to 8 or 16 bits")
+        .given(_is_range, _holds_integers, *CHECKS, let(ZERO_FACTOR, _zero_factor))
     )
 
     def rewrite(self, site: Match, rw: Rewriter) -> None:
