@@ -257,7 +257,8 @@ def _assert_alike(case: CapturedCase, model: CompiledModule, which: int, plan: P
 
 def _results(program: CapturedGraph) -> list[Node]:
     """The nodes that leave the graph."""
-    return [node for node in program.graph.output_node().args[0] if node is not None]
+    outs: Any = program.graph.output_node().args[0]
+    return [node for node in outs if node is not None]
 
 
 def _one_zero(x: torch.Tensor) -> torch.Tensor:
