@@ -207,8 +207,9 @@ class _Watched(Interpreter):
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         fake = n.meta.get("val")
-        both = isinstance(value, torch.Tensor) and isinstance(fake, torch.Tensor)
-        if both and value.stride() != tuple(map(self._number, fake.stride())):
+        if not isinstance(value, torch.Tensor) or not isinstance(fake, torch.Tensor):
+            return value
+        if value.stride() != tuple(map(self._number, fake.stride())):
             self.unlike.add(n)
         return value
 
@@ -237,8 +238,9 @@ def _has_integers(value: object) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return not floats or bool(value.double().isfinite().all())
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return True
+    return bool(value.double().isfinite().all())
 
 
 def _planned(
