@@ -228,3 +228,40 @@ def test_a_check_that_finds_no_memory_says_nothing_about_the_rewrite(
         apply_rules(program, [NegToMul()], context)
 
     assert not program.log.of(RolledBack)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("factor", "wrong"), [(1 + 2**-23, ""), (1 + 2**-18, "times the source's noise")]
+)
+def test_what_a_function_makes_of_one_unit_is_noise(factor: float, wrong: str) -> None:
+    """The sigmoid of -50 makes 50 units of one, though the source may be exact by luck."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 1, 1)
+    old = b.call(aten.sigmoid.default, x)
+    new = b.call(aten.sigmoid.default, b.call(aten.mul.Tensor, x, factor))
+    checker = SiteChecker(b.done(old, new), [torch.full((1, 1), -50.0)])
+    journal = Journal()
+    journal.replaced.append((old, new))
+
+    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    assert wrong in (found or "")
+    assert (found is None) is (not wrong)
+
+
+@pytest.mark.numeric
+def test_a_step_that_a_tie_decides_is_no_noise_of_floats() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 1, 1)
+    scale = b.const("scale", torch.full((1, 1), 0.08))
+    spec = str(per_tensor(2))
+    q = b.call(ops.quantize, x, scale, None, spec)
+    old = b.call(ops.dequantize, q, scale, None, spec)
+    new = b.call(aten.add.Tensor, old, 3 * 0.08)
+    values = torch.full((1, 1), 0.12)  # 1.5 steps
+    checker = SiteChecker(b.done(old, new), [values])
+    journal = Journal()
+    journal.replaced.append((old, new))
+
+    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    assert "times the source's noise" in (found or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from qfuse.ir.ops.views import shape_of
@@ -33,3 +34,12 @@ def test_a_symbolic_size_stays_symbolic_where_a_capture_keeps_it() -> None:
 
     assert not any(isinstance(size, int) for size in (*shape_of(x)[2:], *shape_of(y)[2:]))
     assert str(shape_of(y)[2]) == f"2*{shape_of(x)[2]}"
+
+
+def test_a_symbolic_size_that_a_call_fixes_is_an_error() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "n", 4)
+    count = int(shape_of(x)[0])
+    c = b.const("c", torch.ones(count, 1))
+    with pytest.raises(ValueError, match=r"read the symbolic size 'n' as a number: it is 5"):
+        b.done(b.call(aten.mul.Tensor, x, c))

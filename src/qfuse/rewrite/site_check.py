@@ -16,7 +16,7 @@ from qfuse.ir.ops.views import result_of, tensor_of
 from qfuse.ir.out_of_memory import shortage_of
 from qfuse.rewrite.compare import Verdict, compare, compare_rounded
 from qfuse.rewrite.rewriter import Journal
-from qfuse.rewrite.tolerance import SITE
+from qfuse.rewrite.tolerance import MOST_MOVED, SITE
 from qfuse.rewrite.values import (
     Values,
     long_sum_value,
@@ -93,34 +93,33 @@ class SiteChecker:
         if truth is None or torch.equal(new, old):
             return verdict
         if verdict.wrong is not None and step is None and truth.is_floating_point():
-            return self._with_long_sums(verdict, new, old, truth, region)
+            return self._with_more_noise(new, old, truth, region)
         # Scales such as 0.02 and 0.05 put many values on a tie, which may fall either way, in the
         # source too. The other values are judged without them.
         is_rounded = step is not None or not truth.is_floating_point()
-        ties = self._ties(region, truth) if is_rounded else None
+        ties = self._moves(region, truth) if is_rounded else None
         if ties is None:
             return verdict
         now, then = (_without_ties(value, truth, ties) for value in (new, old))
         return _verdict(now, then, truth, exactness, scale)
 
-    def _with_long_sums(
-        self,
-        verdict: Verdict,
-        new: torch.Tensor,
-        old: torch.Tensor,
-        truth: torch.Tensor,
-        region: _Region,
+    def _with_more_noise(
+        self, new: torch.Tensor, old: torch.Tensor, truth: torch.Tensor, region: _Region
     ) -> Verdict:
-        """Judge once more, with the error that long sums have in another order."""
+        """Judge once more, with the errors of other ways to compute the same.
+
+        One is that of long sums in another order. The other one comes of the values themselves: the
+        source may be exact by luck where a function or a sum of both signs amplifies every error.
+        """
         summed = long_sum_value(region.old, self._values, region.start)
-        if summed is None:
-            return verdict
-        others = (old.double(), _tensors(summed)[region.index].double())
-        apart = [torch.nan_to_num(value - truth.double(), nan=0.0) for value in others]
-        noise = torch.maximum(*(value.abs() for value in apart))
+        others = [old] if summed is None else [old, _tensors(summed)[region.index]]
+        noise = torch.stack([_apart(value, truth) for value in others]).amax(0)
+        moves = self._moves(region, truth)
+        if moves is not None:
+            noise = torch.maximum(noise, _without_steps(moves, truth))
         return compare(new, old, truth, Exactness.ROUNDING, SITE, noise=noise)
 
-    def _ties(self, region: _Region, truth: torch.Tensor) -> torch.Tensor | None:
+    def _moves(self, region: _Region, truth: torch.Tensor) -> torch.Tensor | None:
         """Return how far ``truth`` moves when the floats that it is made of move by one ulp.
 
         Returns:
@@ -131,8 +130,7 @@ class SiteChecker:
             moved = wide_value(region.old, self._values, region.start, shaken=seed)
             if moved is None:
                 return None
-            apart = (_tensors(moved)[region.index].double() - truth.double()).abs()
-            most = torch.maximum(most, torch.nan_to_num(apart, nan=0.0, posinf=0.0))
+            most = torch.maximum(most, _apart(_tensors(moved)[region.index], truth))
             if not bool(most.any()):
                 return None
         return most
@@ -175,6 +173,18 @@ def _without_ties(value: torch.Tensor, truth: torch.Tensor, ties: torch.Tensor) 
     # Steps are whole, so half of one tells them apart whatever the noise is.
     explained = (ties > 0) & (apart <= 1.5 * ties)
     return torch.where(explained, truth.to(value.dtype), value)
+
+
+def _apart(value: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return how far values are from the truth; 0 if one of the two is not finite."""
+    apart = (value.double() - truth.double()).abs()
+    return torch.nan_to_num(apart, nan=0.0, posinf=0.0)
+
+
+def _without_steps(moves: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Return ``moves`` with 0 for those that are too large for the rounding of an operand."""
+    sizes = torch.nan_to_num(truth.double(), nan=0.0, posinf=0.0, neginf=0.0).abs()
+    return torch.where(moves <= MOST_MOVED * sizes.max(), moves, torch.zeros_like(moves))
 
 
 def _last_step(node: Node) -> Node | None:

@@ -77,6 +77,15 @@ FLIPPED_POWER = 1e-3
 """Power of the difference to the source, relative to that of the result, on inputs that were not
 compiled with: 30 dB. A few values flip at ties; another function differs by more."""
 
+MOST_MOVED = 2.0**-13
+"""The most that an operand's last bit counts as noise, relative to the greatest value.
+
+A product in any order of sums is the exact product of operands that are moved by a few units in the
+last place (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), so what becomes
+of such a move is the error that the values allow: ``sigmoid`` of -50 makes 50 units of one. With
+the factor of a site, an error of 0.05 % is allowed at most; what moves farther crossed a tie.
+"""
+
 BACKEND_STEPS = 1
 """How many steps a quantized result of a lossy backend may be off: fixed-point arithmetic rounds at
 other ties than float arithmetic."""

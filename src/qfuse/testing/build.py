@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode
+from qfuse.testing._fake_api import declare_range, fake_constant, is_fixed, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
 
@@ -103,7 +103,12 @@ class GraphBuilder:
     def done(self, *outs: Node, stage: type[G]) -> G: ...
 
     def done(self, *outs: Node, stage: type[StageGraph] = NormalGraph) -> StageGraph:
-        """Finish the graph."""
+        """Finish the graph.
+
+        Raises:
+            ValueError: A call read a symbolic size as a number, which fixes it.
+        """
+        self._check_symbols()
         self.graph.output(outs)
         self.module.recompile()
         leaves = tuple(range(len(self._inputs)))
@@ -116,6 +121,17 @@ class GraphBuilder:
             parameters=tuple(i.name for i in self._inputs),
         )
         return stage(self.module, signature, EventLog())
+
+    def _check_symbols(self) -> None:
+        """Raise if a symbolic size is a number by now."""
+        nodes = self.graph.find_nodes(op="placeholder")
+        for node, spec in zip(nodes, self._inputs, strict=True):
+            for size, given in zip(node.meta["val"].shape, spec.shape, strict=True):
+                if isinstance(given, str) and is_fixed(size):
+                    raise ValueError(
+                        f"a call read the symbolic size {given!r} as a number: it is {int(size)} "
+                        "in the types of the graph, whatever the inputs are"
+                    )
 
     def _fake_input(self, real: torch.Tensor, shape: Sequence[int | str]) -> torch.Tensor:
         """Return a fake tensor in the layout of ``real``, with symbols for named sizes."""

@@ -89,7 +89,9 @@ def static_channels(g: SequenceGrower, x: Value) -> Value:
     """PT2E with a scale for each feature, or along another axis."""
     dtype, low, high = bounds = g.pick(BOUNDS)
     known = [a for a, size in enumerate(shape_of(x.node)) if isinstance(size, int)]
-    axis = g.pick([len(shape_of(x.node)) - 1, *known])
+    if not known:
+        return static_numbers(g, x)
+    axis = g.pick([known[-1], *known])
     count = int(shape_of(x.node)[axis])
     zeros = torch.tensor([_number(g, bounds)[1] for _ in range(count)])
     args = (g.scale([count]), g.b.const(g.name("zero"), zeros), axis, low, high, dtype)
@@ -121,8 +123,8 @@ def chosen_per_token(g: SequenceGrower, x: Value) -> Value:
 def affine(g: SequenceGrower, x: Value) -> Value:
     """Torchao with scales per row, or of the whole tensor, chosen at run time."""
     sizes = list(shape_of(x.node))
-    if sizes[-1] == 1:
-        # Torchao reduces every axis of a block of ones.
+    if not isinstance(sizes[-1], int) or sizes[-1] == 1:
+        # A block is made of numbers. Torchao reduces every axis of a block of ones.
         return static_numbers(g, x)
     whole = g.chance(3) and all(isinstance(size, int) for size in sizes)
     block: list[Argument] = [*sizes] if whole else [*[1] * (len(sizes) - 1), sizes[-1]]

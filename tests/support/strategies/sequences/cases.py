@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from tests.support.captured_case import MOST_IDS, CapturedCase
 from tests.support.strategies.quant_specs import SEEDS
@@ -67,5 +68,6 @@ def _looked_up(g: SequenceGrower, lead: list[int | str], size: int, real: torch.
 def sequence_modules(draw: st.DrawFn) -> tuple[CapturedCase, GraphModule]:
     """A random graph, and the module that it is of."""
     case = draw(sequence_cases())
+    assume(not case.undefined())
     module = GraphModule(case.program.module, copy.deepcopy(case.program.graph))
     return case, module.eval()
