@@ -9,7 +9,6 @@ program are listed in :class:`Signature.mutations` and performed by the runtime.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar
 
 import torch
@@ -207,12 +206,7 @@ def constant_of(node: Node) -> torch.Tensor | None:
 
 def op_name(node: Node) -> str:
     """Return the short name of the target of ``node``, such as ``aten.linear``."""
-    if node.op != "call_function":
-        return node.op
-    if isinstance(node.target, (BuiltinFunctionType, FunctionType)):
-        # Arithmetic of symbolic sizes.
-        return f"{node.target.__module__.strip('_')}.{node.target.__name__}"
-    return str(node.target).removesuffix(".default")
+    return str(node.target).removesuffix(".default") if node.op == "call_function" else node.op
 
 
 def site_of(node: Node) -> str:

@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.graph.text import op_text
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.pattern.search import Frame, Guard, Mismatch, Search
@@ -201,5 +202,5 @@ def is_symbolic_number(value: object) -> TypeGuard[Node]:
 def argument_text(value: object) -> str:
     """Format an argument for a message."""
     if is_symbolic_number(value):
-        return f"{op_name(value)}, a number that is computed at run time"
+        return f"{op_text(value)}, a number that is computed at run time"
     return op_name(value) if isinstance(value, Node) else repr(value)

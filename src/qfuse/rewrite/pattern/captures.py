@@ -155,10 +155,10 @@ class Read(Capture[T]):
 
     def read(self, value: object) -> object | Mismatch:
         """Apply the view to a node."""
-        asked = isinstance(value, Node) and not is_symbolic_number(value)
-        found = self.view(value) if asked else None
-        if found is not None:
-            return found
+        if isinstance(value, Node) and not is_symbolic_number(value):
+            found = self.view(value)
+            if found is not None:
+                return found
         fields = {"wanted": self.what}
         return Mismatch(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 
