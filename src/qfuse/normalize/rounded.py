@@ -13,6 +13,7 @@ from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.matmul import as_matmul
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of
+from qfuse.patterns.quantized_operand import moved_operand
 from qfuse.rewrite.prelude import MissCode, Node, aten
 
 _RULE = "quantize-chain"
@@ -48,8 +49,10 @@ def _read_by(node: Node) -> Sequence[object]:
         return (arguments(node)["self"],) if dtype_of(node) in COMPUTE_DTYPES else ()
     layer, product = as_linear(node) or as_convolution(node), as_matmul(node)
     if layer is not None:
-        return (layer.x,) if as_dequantize(layer.weight) is not None else ()
-    return () if product is None else (product.x, product.other)
+        is_stored = as_dequantize(moved_operand(layer.weight)[1]) is not None
+        return (moved_operand(layer.x)[1],) if is_stored else ()
+    operands = () if product is None else (product.x, product.other)
+    return [moved_operand(operand)[1] for operand in operands]
 
 
 def _codes(value: object) -> Node | None:
