@@ -52,3 +52,32 @@ def named(forward: Forward) -> list[str]:
 )
 def test_rounded_values_that_stay_in_float_are_named(forward: Forward, ops: list[str]) -> None:
     assert named(forward) == ops
+
+
+WEIGHT = torch.randint(-127, 128, (5, 8), dtype=torch.int8)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Round in units of a scale, without a cast."""
+    return (x / 0.1).round().clamp(-128, 127)
+
+
+@pytest.mark.parametrize(
+    ("forward", "ops"),
+    [
+        (lambda x: nn.functional.linear(rounded(x), WEIGHT.float()) * 0.01, ["aten.clamp"]),
+        (lambda x: rounded(x) @ rounded(x).T * 0.01, ["aten.clamp"] * 2),
+        # One chain that is read twice has one name.
+        (
+            lambda x: (
+                nn.functional.linear(y := rounded(x), WEIGHT.float() * 0.1),
+                nn.functional.linear(y, WEIGHT.float() * 0.2),
+            ),
+            ["aten.clamp"],
+        ),
+        # Rounding before a float weight may be part of the model.
+        (lambda x: nn.functional.linear(rounded(x), torch.ones(5, 8)) * 0.01, []),
+    ],
+)
+def test_rounded_values_whose_product_is_scaled_are_named(forward: Forward, ops: list[str]) -> None:
+    assert named(forward) == ops

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.events import Missed
 from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.graph.stage_graph import NormalGraph, place_of
+from qfuse.ir.ops.convolution import as_convolution
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.matmul import as_matmul
+from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of
+from qfuse.patterns.quantized_operand import moved_operand
 from qfuse.rewrite.prelude import MissCode, Node, aten
 
 _RULE = "quantize-chain"
@@ -20,17 +27,32 @@ _SHIFTS = (aten.add.Tensor, aten.sub.Tensor)
 def log_rounded(program: NormalGraph, stage: str) -> None:
     """Log every chain of divide, round, clamp and multiply in which no value is cast to 8 bits.
 
+    The last op may be the product of a layer or matmul, which is scaled in place of its operand.
+
     No rule is tried there, since those for quantization begin at the cast.
     """
+    logged: set[Node] = set()
     for node in program.graph.nodes:
-        if not is_call(node, *_SCALES) or dtype_of(node) not in COMPUTE_DTYPES:
-            continue
-        codes = _codes(arguments(node)["self"])
-        if codes is not None:
+        for codes in filter(None, map(_codes, _read_by(node))):
+            if codes in logged:
+                continue
+            logged.add(codes)
             name = str(codes.target).split(".")[1]
             reason = _REASON.format(str(dtype_of(codes)).removeprefix("torch."), name)
             place = place_of(codes)
             program.log.add(Missed(stage, _RULE, MissCode.DTYPE, reason, place, place, _PROGRESS))
+
+
+def _read_by(node: Node) -> Sequence[object]:
+    """Return the operands of ``node`` that may be rounded values which are scaled later."""
+    if is_call(node, *_SCALES):
+        return (arguments(node)["self"],) if dtype_of(node) in COMPUTE_DTYPES else ()
+    layer, product = as_linear(node) or as_convolution(node), as_matmul(node)
+    if layer is not None:
+        is_stored = as_dequantize(moved_operand(layer.weight)[1]) is not None
+        return (moved_operand(layer.x)[1],) if is_stored else ()
+    operands = () if product is None else (product.x, product.other)
+    return [moved_operand(operand)[1] for operand in operands]
 
 
 def _codes(value: object) -> Node | None:

@@ -20,6 +20,7 @@ from tests.support.graphs.board import (
 from qfuse.ir.dtypes import COMPUTE_DTYPES
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.views import dtype_of
 from qfuse.rewrite.pattern import ANY, CAST, Const, Operand, Read, Scalar, V, cast, op, through
 
 
@@ -85,6 +86,15 @@ def test_typed_views(on: Board) -> None:
     node = on.linear(on.x, weight)
     assert hit(linear + X, on.add(on.x, node))[linear].weight is weight
     assert told(linear + X, on.add(on.x, on.y))[2] == "expected a linear, found placeholder"
+
+
+def test_a_typed_view_is_not_asked_about_sizes(on: Board) -> None:
+    size = on.b.call(aten.sym_size.int, on.b.arg("d", FLOAT, "m", 8), 0)
+    integers = Read("integers", lambda node: node if dtype_of(node) is INT8 else None)
+    product = on.mul(on.x, 2)
+    product.args = (on.x, size)
+    wanted = "found aten.sym_size.int, a number that is computed at run time"
+    assert wanted in told(op(aten.mul.Tensor, X, integers), product)[2]
 
 
 def test_the_sentence_of_a_part_can_be_its_own(on: Board) -> None:

@@ -14,10 +14,13 @@ from torch.fx import Node
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import op_name
+from qfuse.ir.graph.text import op_text
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.rewrite.pattern.search import Frame, Guard, Mismatch, Search
 from qfuse.rewrite.pattern.writer import Writer
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Part(ABC):
@@ -191,6 +194,13 @@ def is_tensor(value: object) -> TypeGuard[Node]:
     return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
+def is_symbolic_number(value: object) -> TypeGuard[Node]:
+    """Whether ``value`` is a node of a number that is computed at run time, such as a size."""
+    return isinstance(value, Node) and isinstance(value.meta.get("val"), _SYMBOLIC)
+
+
 def argument_text(value: object) -> str:
     """Format an argument for a message."""
+    if is_symbolic_number(value):
+        return f"{op_text(value)}, a number that is computed at run time"
     return op_name(value) if isinstance(value, Node) else repr(value)

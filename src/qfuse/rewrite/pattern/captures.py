@@ -13,7 +13,7 @@ from torch.fx.node import Argument
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.views import shape_of
-from qfuse.rewrite.pattern.base import is_tensor
+from qfuse.rewrite.pattern.base import is_symbolic_number, is_tensor
 from qfuse.rewrite.pattern.parts import Pattern
 from qfuse.rewrite.pattern.search import Mismatch
 from qfuse.rewrite.pattern.writer import Writer
@@ -143,7 +143,8 @@ class Read(Capture[T]):
 
     Args:
         name: The name under which the result of ``view`` is captured.
-        view: Returns ``None`` if the node does not match.
+        view: Returns ``None`` if the node does not match. It is not asked about the nodes of
+            symbolic numbers, such as sizes, which have neither a dtype nor a shape.
         what: What ``view`` recognizes, for messages.
     """
 
@@ -154,9 +155,10 @@ class Read(Capture[T]):
 
     def read(self, value: object) -> object | Mismatch:
         """Apply the view to a node."""
-        found = self.view(value) if isinstance(value, Node) else None
-        if found is not None:
-            return found
+        if isinstance(value, Node) and not is_symbolic_number(value):
+            found = self.view(value)
+            if found is not None:
+                return found
         fields = {"wanted": self.what}
         return Mismatch(MissCode.PATTERN, "expected a {wanted}, found {found}", fields)
 

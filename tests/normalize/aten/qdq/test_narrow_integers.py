@@ -171,3 +171,11 @@ def test_the_weight_is_read_as_it_is_stored(form: str) -> None:
     assert [event.kernel for event in fast.report.fused] == [f"qfuse.linear_w{bits}a16"]
     assert fast.report.rolled_back == ()
     torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_integers_times_a_size_are_left() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 4)
+    size = b.call(aten.sym_size.int, x, 0)
+    program = finish(b, b.call(aten.mul.Tensor, x, size))
+    assert refusal(program, NarrowIntegers()) == (MissCode.PATTERN, "x")

@@ -1,4 +1,4 @@
-"""Quantized values that are scaled at run time, as operands of products of two activations."""
+"""Quantized values that are scaled at run time, as activations of products."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from torch.fx.node import Argument
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.matmul import MATMULS, Matmul, as_matmul
+from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.matmul import MATMULS, as_matmul
+from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import Size, is_one
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor, scale_factor
@@ -24,6 +27,7 @@ from qfuse.normalize.match.quantized_values import (
 from qfuse.patterns.quantized_operand import (
     QuantizedOperand,
     is_scaled_activation,
+    moved_operand,
     quantized_operand,
     refuse_float_operand,
     scaled_at_run_time,
@@ -36,6 +40,7 @@ from qfuse.rewrite.prelude import (
     OpOverload,
     Rewriter,
     Rule,
+    aten,
 )
 
 
@@ -45,15 +50,15 @@ class ScaledOperand:
 
     Attributes:
         product: The product.
-        side: The operand: ``x`` or ``other``.
+        value: The operand.
         operand: What is applied to the scaled values.
         stored: The quantized values.
         scale: Their scale.
         zero: Their zero point.
     """
 
-    product: Matmul
-    side: str
+    product: Node
+    value: Node
     operand: QuantizedOperand
     stored: QuantizedValues
     scale: Factor
@@ -77,37 +82,43 @@ class DequantizeOperand(Rule[ScaledOperand]):
     is known about the sign of these scales, the dequantize is for this product alone. A zero point
     is alike: ``(cast(k) - z) * s``. Movements and other factors may follow.
 
+    The same for the activation of a linear or convolution whose weight is dequantized, without
+    other factors: an activation that another model quantized is passed in with its scale.
+
     Applied when all other quantization has been found.
 
     Exact: 8-bit values are exact in every float dtype, and a 16-bit dtype rounds the product once,
     as ``qfuse.dequantize`` does.
 
-    Refuses: a scale per element, or one that broadcasts the quantized values to a larger shape;
-    another dtype of the scale; a left and right operand of which one is float; a zero point that is
-    not known to be an integer, or has other blocks than the scale.
+    Refuses: a float weight; a scale per element, or one that broadcasts the quantized values to a
+    larger shape; another dtype of the scale; a left and right operand of which one is float; a zero
+    point that is not known to be an integer, or has other blocks than the scale.
     """
 
     name = "dequantize-operand"
-    anchors: ClassVar[tuple[OpOverload, ...]] = MATMULS
+    anchors: ClassVar[tuple[OpOverload, ...]] = (*MATMULS, aten.linear.default, *CONVOLUTIONS)
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> ScaledOperand | Miss:
         """Match a product of quantized values, of which one are scaled at run time."""
         product = as_matmul(node)
-        assert product is not None, "the anchor is a product"
+        if product is None:
+            return _activation(node)
         sides = {"x": product.x, "other": product.other}
         if not all(map(is_scaled_activation, sides.values())):
             return _refuse_float(node, sides)
-        for side, value in sides.items():
+        for value in sides.values():
             operand = quantized_operand(value)
             found = None if operand is None else scaled_at_run_time(operand.base)
             if operand is not None and found is not None:
-                return _scaled(product, side, operand, *found)
+                return _scaled(node, value, operand, *found)
         return Miss(MissCode.PATTERN, node, "no operand is scaled at run time", progress=0)
 
     def rewrite(self, site: ScaledOperand, rw: Rewriter) -> None:
         """Dequantize the values for this product, and do with them what was done before."""
         scale, zero, product, base = site.scale, site.zero, site.product, site.operand.base
+        op = overload_of(product)
+        assert op is not None, "a product is a call"
         shape = shape_of(base)
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"
@@ -115,10 +126,21 @@ class DequantizeOperand(Rule[ScaledOperand]):
         q, made = site.stored.build(rw), None if zero is None else zero.build(rw)
         value = rw.call(ops.dequantize, q, scale.build(rw), made, str(spec))
         value = site.operand.reapply(rw, value)
-        operands = [value, product.other] if site.side == "x" else [product.x, value]
-        op = overload_of(product.node)
-        assert op is not None, "a product is a call"
-        rw.replace(product.node, rw.call(op, *operands))
+        args = [value if arg is site.value else arg for arg in product.args]
+        kwargs = {k: value if v is site.value else v for k, v in product.kwargs.items()}
+        rw.replace(product, rw.call(op, *args, **kwargs))
+
+
+def _activation(node: Node) -> ScaledOperand | Miss:
+    """View the activation of a layer as values that are scaled at run time, below movements."""
+    layer = as_linear(node) or as_convolution(node)
+    assert layer is not None, "the anchor is a product"
+    movements, base = moved_operand(layer.x)
+    found = scaled_at_run_time(base)
+    if found is None or as_dequantize(moved_operand(layer.weight)[1]) is None:
+        text = "it is no product of an activation that is scaled at run time and a quantized weight"
+        return Miss(MissCode.PATTERN, node, text, progress=0)
+    return _scaled(node, layer.x, QuantizedOperand(movements, base), *found)
 
 
 def _refuse_float(node: Node, sides: Mapping[str, Node]) -> Miss:
@@ -133,16 +155,16 @@ def _refuse_float(node: Node, sides: Mapping[str, Node]) -> Miss:
 
 
 def _scaled(
-    product: Matmul, side: str, operand: QuantizedOperand, value: Node, by: Argument
+    product: Node, given: Node, operand: QuantizedOperand, value: Node, by: Argument
 ) -> ScaledOperand | Miss:
     base, stored = operand.base, quantized_values(value)
     if stored is None:
         text = "{} does not subtract a zero point from quantized values"
         return Miss(MissCode.PATTERN, value, text, value.name, progress=1)
-    given = dtype_of(by) if isinstance(by, Node) else dtype_of(base)
-    if dtype_of(base) not in FLOATS or given != dtype_of(base):
+    kind = dtype_of(by) if isinstance(by, Node) else dtype_of(base)
+    if dtype_of(base) not in FLOATS or kind != dtype_of(base):
         text = "the product of quantized values and their scale {} is {}"
-        return Miss(MissCode.DTYPE, base, text, given, dtype_of(base), progress=2)
+        return Miss(MissCode.DTYPE, base, text, kind, dtype_of(base), progress=2)
     scale = scale_factor(base, by, shape_of(value), dtype_of(base))
     if isinstance(scale, Miss):
         return scale
@@ -150,7 +172,7 @@ def _scaled(
     zero = exact_zero_factor(base, stored.q, stored.zero, scale)
     if isinstance(zero, Miss):
         return zero
-    return ScaledOperand(product, side, operand, stored, scale, zero)
+    return ScaledOperand(product, given, operand, stored, scale, zero)
 
 
 def _for_each_zero(scale: Factor, zero: Argument, shape: Sequence[Size]) -> Factor:
