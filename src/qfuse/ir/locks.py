@@ -28,9 +28,9 @@ def locked(path: Path, seconds: float) -> Iterator[None]:
     Raises:
         OSError: The file cannot be created; ``filelock.Timeout``: another process holds the lock.
     """
-    lock = filelock.FileLock(path, timeout=seconds)
+    lock = filelock.FileLock(path)
     try:
-        lock.acquire()
+        lock.acquire(timeout=seconds)
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise

@@ -181,6 +181,14 @@ CASES = (
         lambda m, x: F.linear(rounded(x), by_hand(m)),
     ),
     _case(
+        "round-to-nearest",
+        MissCode.RANGE,
+        lambda m, x: F.linear(
+            torch.trunc(torch.clamp(x / 0.05, -128, 127)).to(torch.int8).float() * 0.05, by_hand(m)
+        ),
+        lambda m, x: F.linear(rounded(x), by_hand(m)),
+    ),
+    _case(
         "clamp-before-cast",
         MissCode.RANGE,
         lambda m, x: F.linear(torch.round(x / 0.05).to(torch.int8).float() * 0.05, by_hand(m)),

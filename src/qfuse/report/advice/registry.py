@@ -69,7 +69,8 @@ _WRITTEN_OUT = (
     Advice(
         "round-to-nearest",
         "round to the nearest integer: torch.round(x / scale)",
-        (MissCode.PATTERN,),
+        # Where the values are clamped first, the sentence is that of the missing clamp.
+        (MissCode.PATTERN, MissCode.RANGE),
         r"aten\.round.* found aten\.(floor|ceil|trunc)",
     ),
     Advice(
