@@ -124,8 +124,10 @@ class GraphBuilder:
 
     def _check_symbols(self) -> None:
         """Raise if a symbolic size is a number by now."""
-        nodes = self.graph.find_nodes(op="placeholder")
-        for node, spec in zip(nodes, self._inputs, strict=True):
+        nodes = {node.target: node for node in self.graph.find_nodes(op="placeholder")}
+        for spec in self._inputs:
+            if (node := nodes.get(spec.name)) is None:
+                continue  # erased
             for size, given in zip(node.meta["val"].shape, spec.shape, strict=True):
                 if isinstance(given, str) and is_fixed(size):
                     raise ValueError(
