@@ -237,6 +237,7 @@ def test_a_chain_that_was_not_recognized_explains_its_linear() -> None:
     assert abs(action.seconds - 9e-5) < 1e-9
 
 
+@pytest.mark.own_kernels
 def test_a_real_model_names_the_users_line() -> None:
     class Half(nn.Module):
         def __init__(self) -> None:
@@ -259,6 +260,7 @@ def test_a_real_model_names_the_users_line() -> None:
     assert report.work.multiply_adds == 2 * 64 * 256 * 512
 
 
+@pytest.mark.own_kernels
 def test_places_with_another_suggestion_are_another_entry() -> None:
     class Both(nn.Module):
         def __init__(self) -> None:
