@@ -103,6 +103,7 @@ def call(*args: object) -> Result:
     return CliRunner().invoke(main, ["diff", *map(str, args)])
 
 
+@pytest.mark.own_kernels
 def test_the_command_exits_by_the_outcome(tmp_path: Path) -> None:
     """Of a real model, and of the same one in which a rule is switched off."""
     target = Target.for_testing()

@@ -30,6 +30,7 @@ def found(
     return {one.what: one for one in preflight(report, findings, target)}
 
 
+@pytest.mark.own_kernels
 def test_what_is_fine_is_left_out() -> None:
     fine = Environment(freezing=True, grad_enabled=False)
 

@@ -36,6 +36,7 @@ def explain(model: torch.nn.Module, *inputs: torch.Tensor, **options: object) ->
     return made
 
 
+@pytest.mark.own_kernels
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice)
 def test_strict_refuses_what_runs_in_float(case: object) -> None:
     assert isinstance(case, type(CASES[0]))
@@ -51,6 +52,7 @@ def test_strict_refuses_what_runs_in_float(case: object) -> None:
     assert error.value.fix
 
 
+@pytest.mark.own_kernels
 def test_the_error_names_the_line_and_the_fix() -> None:
     def forward(m: Weighted, x: torch.Tensor) -> torch.Tensor:
         return F.linear(static(x), weight(m, axis=1))

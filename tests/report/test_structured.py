@@ -45,6 +45,7 @@ def artifacts(log: str) -> list[tuple[dict[str, Any], str]]:
 
 @pytest.mark.slow
 @pytest.mark.thorough
+@pytest.mark.own_kernels
 def test_every_way_writes_the_report_and_the_page(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-c", PROGRAM],

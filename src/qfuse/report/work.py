@@ -42,7 +42,7 @@ class WorkShare:
         return self.quantized_multiply_adds / self.multiply_adds if self.multiply_adds else 0.0
 
     def __str__(self) -> str:
-        """``24 of 25 products (98 % of MACs) quantized; predicted 1.2 ms, in float 3.4 ms``.
+        """``24 of 25 products (98 % of MACs) quantized; predicted 1.2 ms, 3.4 ms if in float``.
 
         Products of float activations are named: ``24 of 25 products (98 % of MACs) weight-only``,
         or ``quantized, 3 of them weight-only``.
@@ -54,7 +54,7 @@ class WorkShare:
             how = f"quantized, {some} of them weight-only" if rest else "weight-only"
         count = f"{self.quantized_products} of {self.products} products ({percent} of MACs) {how}"
         mine, float_ = seconds_text(self.predicted_seconds), seconds_text(self.float_seconds)
-        return f"{count}; predicted {mine}, in float {float_}"
+        return f"{count}; predicted {mine}, {float_} if in float"
 
 
 def work_share(events: Iterable[Event]) -> WorkShare | None:

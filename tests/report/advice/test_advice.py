@@ -53,6 +53,7 @@ def stray(report: Report) -> int:
     return sum(not left.needed for left in report.left)
 
 
+@pytest.mark.own_kernels
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.advice)
 def test_a_suggestion_helps_when_it_is_followed(case: Case) -> None:
     before, after = reports(case)

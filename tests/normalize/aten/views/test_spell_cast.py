@@ -67,6 +67,7 @@ def test_a_copy_that_names_its_own_device_is_a_cast() -> None:
     assert copy.kwargs == {"dtype": torch.float32}
 
 
+@pytest.mark.own_kernels
 @pytest.mark.export
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool], ids=str)
 def test_integers_that_become_the_type_of_the_activation_are_a_weight(dtype: torch.dtype) -> None:

@@ -55,6 +55,7 @@ return (%1)""",
     )
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -105,6 +106,7 @@ def test_refuses_what_is_not_constant() -> None:
     assert miss_of(source, x, packed(16, 64)).reason == "its packed weight is not a constant"
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 def test_weights_that_the_graph_packs_are_packed_once() -> None:
     source = Model(

@@ -38,6 +38,7 @@ return (%1)""",
     )
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", FLOATS)

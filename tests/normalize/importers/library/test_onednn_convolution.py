@@ -66,6 +66,7 @@ return (%4)""",
     )
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.parametrize(("axes", "groups", "post"), CASES)
 @pytest.mark.parametrize("stride", [1, 2])

@@ -86,6 +86,7 @@ return (%4)""",
     )
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.parametrize("post", POST_OPS, ids=lambda post: post[0] + post[2])
 @pytest.mark.parametrize("stored", [torch.uint8, torch.int8])
@@ -96,6 +97,7 @@ def test_float_results(post: PostOp, stored: torch.dtype) -> None:
     close(done(x), source(x), 1e-5)
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 @pytest.mark.parametrize("one", [False, True])
@@ -112,6 +114,7 @@ def test_quantized_results(dtype: torch.dtype, one: bool) -> None:
     one_step_apart(done(x), source(x))
 
 
+@pytest.mark.own_kernels
 def test_a_bfloat16_result() -> None:
     source, x = model(19, 40, NONE, torch.bfloat16), activations(5, 40)
     done = compiled(source, x)

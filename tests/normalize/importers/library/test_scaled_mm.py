@@ -50,6 +50,7 @@ return (%4)""",
     )
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -102,6 +103,7 @@ def test_torch_rounds_activations_of_dynamic_4_bit_products_away_from_zero() -> 
     assert y[0, :4].tolist() != x[0, :4].round().tolist()
 
 
+@pytest.mark.own_kernels
 def test_an_op_without_canonical_form_is_named() -> None:
     weight = torch.randint(0, 256, (8, 16), dtype=torch.uint8)
     packed = ATEN._dyn_quant_pack_4bit_weight(weight, torch.rand(8), None, 32, 32, 8)

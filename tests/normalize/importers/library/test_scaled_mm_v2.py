@@ -59,6 +59,7 @@ return (%3)""",
     )
 
 
+@pytest.mark.own_kernels
 @pytest.mark.numeric
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
