@@ -210,6 +210,75 @@ def test_values_on_a_tie_may_fall_either_way(factor: float, wrong: str, rounded:
     assert (found is None) is (not wrong)
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize(("shift", "wrong"), [(0, ""), (1, "steps apart")])
+def test_a_source_that_quantizes_bfloat16_may_round_before(shift: int, wrong: str) -> None:
+    """The exact sum is 7.492 steps, 7.505 in bfloat16; that of bfloat16 operands is 7.454."""
+    b = GraphBuilder()
+    q = b.arg("q", torch.int8, 16, 8)
+    x_spec = replace(per_tensor(2), float_dtype=torch.bfloat16)
+    spec = replace(x_spec, dtype=torch.uint8, quant_min=0, quant_max=255)
+    numbers = {"x": 0.03612853214144707, "w": 0.0495808906853199, "y": 0.009563709609210491}
+    scales = {name: b.const(f"{name}_scale", torch.full((1, 1), v)) for name, v in numbers.items()}
+    w = b.const("w", torch.tensor([[-2, -2, 0, 0, -2, 2, -5, 3]], dtype=torch.int8))
+
+    def multiplied(dtype: torch.dtype) -> torch.fx.Node:
+        text = str(replace(x_spec, float_dtype=dtype))
+        parts = [(q, scales["x"]), (w, scales["w"])]
+        x, weight = (b.call(ops.dequantize, part, s, None, text) for part, s in parts)
+        return b.call(aten.linear.default, x, weight)
+
+    old = b.call(ops.quantize, multiplied(torch.bfloat16), scales["y"], None, str(spec))
+    rounded = b.call(aten._to_copy.default, multiplied(torch.float32), dtype=torch.bfloat16)
+    new = b.call(ops.quantize, rounded, scales["y"], None, str(spec))
+    new = b.call(aten.add.Tensor, new, shift) if shift else new
+    values = torch.zeros(16, 8, dtype=torch.int8)
+    values[:2] = torch.tensor([-7, -8, 7, 4, -6, 5, 3, 1])
+    checker = SiteChecker(b.done(old, new), [values])
+    journal = Journal()
+    journal.replaced.append((old, new))
+
+    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    assert wrong in (found or "")
+    assert (found is None) is (not wrong)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    ("factor", "shift", "wrong"),
+    [
+        (1.0, 0, ""),
+        (1.002, 0, "differ by a step"),
+        (1 / 1.002, 0, "differ by a step"),
+        (1.0, 1, "differ by a step"),
+        (1.0, -1, "differ by a step"),
+    ],
+)
+def test_only_the_values_that_a_rounding_decides_may_fall_either_way(
+    factor: float, shift: int, wrong: str
+) -> None:
+    """The source rounds to bfloat16 and then quantizes; its own flips excuse no others."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.bfloat16, 40, 50)
+    spec = replace(
+        per_tensor(2), dtype=torch.uint8, quant_min=0, quant_max=255, float_dtype=torch.bfloat16
+    )
+    scale = b.const("scale", torch.full((1, 1), 0.0773))
+    old = b.call(ops.quantize, b.call(aten.mul.Tensor, x, 0.02), scale, None, str(spec))
+    wide = b.call(aten._to_copy.default, x, dtype=torch.float32)
+    exact = b.call(aten.mul.Tensor, wide, 0.02 * factor)
+    plain = replace(spec, float_dtype=torch.float32)
+    new = b.call(ops.quantize, exact, scale, None, str(plain))
+    new = b.call(aten.add.Tensor, new, shift) if shift else new
+    checker = SiteChecker(b.done(old, new), [(torch.rand(40, 50) * 250 + 4).bfloat16()])
+    journal = Journal()
+    journal.replaced.append((old, new))
+
+    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    assert wrong in (found or "")
+    assert (found is None) is (not wrong)
+
+
 def test_a_check_that_finds_no_memory_says_nothing_about_the_rewrite(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,9 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.ops.declare import Op
 from qfuse.ir.ops.library import declaration_of
+from qfuse.ir.ops.output import Output
 from qfuse.rewrite.long_sums import call_with_sum_error, has_sums
 
 _OLD, _NEW = 1, 2
@@ -61,7 +63,12 @@ class Values:
 
 
 def wide_value(
-    node: Node, values: Values, boundary: frozenset[Node], *, shaken: int | None = None
+    node: Node,
+    values: Values,
+    boundary: frozenset[Node],
+    *,
+    shaken: int | None = None,
+    narrow: bool = False,
 ) -> Any | None:
     """Evaluate ``node`` in float64 from the values of ``boundary``, without intermediate rounding.
 
@@ -74,6 +81,8 @@ def wide_value(
         boundary: Where the region begins.
         shaken: A seed; the floats of the boundary are then moved by up to one unit in the last
             place of float32. What a value loses by that is decided by a tie.
+        narrow: Whether qfuse's ops round what they quantize to the float dtype that they have in
+            the graph, and nothing else.
 
     Returns:
         The value, or ``None`` if an op of the region does not support float64.
@@ -85,7 +94,7 @@ def wide_value(
         return wide if random is None else _shake(wide, random)
 
     try:
-        return _evaluate(node, boundary, given, _call_wide)
+        return _evaluate(node, boundary, given, _call_narrow if narrow else _call_wide)
     except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError):
         # The op rejects float64; the caller falls back to the narrow value.
         return None
@@ -194,6 +203,32 @@ def _call_wide(node: Node, known: dict[Node, Any]) -> Any:
     args, kwargs = _wide_arguments(node, known)
     with torch.no_grad():
         return node.target(*args, **kwargs)
+
+
+def _call_narrow(node: Node, known: dict[Node, Any]) -> Any:
+    declared = declaration_of(overload_of(node))
+    dtype = None if declared is None else _rounded_to(declared, node)
+    if declared is None or dtype is None:
+        return _call_wide(node, known)
+
+    def reference(*args: Any) -> Any:
+        y = declared.reference(*args)
+        if isinstance(y, torch.Tensor):
+            return y.to(dtype).double()
+        return y[0].to(dtype).double(), *y[1:]
+
+    args, kwargs = _wide_arguments(node, known)
+    with torch.no_grad():
+        return declared.compute(reference, *args, **kwargs)
+
+
+def _rounded_to(declared: type[Op], node: Node) -> torch.dtype | None:
+    """Return the dtype of the floats that an op quantizes, or ``None`` if its result is float."""
+    view = declared.of(node)
+    output = getattr(view, "output", None)
+    held = output if isinstance(output, Output) else None if view is None else view.result_params
+    spec = None if held is None else held.spec
+    return None if spec is None else spec.float_dtype
 
 
 def _call_summed(node: Node, known: dict[Node, Any]) -> Any:
