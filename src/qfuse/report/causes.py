@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
@@ -9,6 +10,7 @@ from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, Cause, advice_for
 from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
 
+_RECURRENT = re.compile(r"\.(lstm|gru|rnn_tanh|rnn_relu|mkldnn_rnn_layer)\b")
 _OTHER_ACTIVATIONS = ("the activation is quantized", "the activation is not quantized")
 
 
@@ -166,7 +168,10 @@ class Causes:
         for name in product.upstream:
             if self._is_stray(name):
                 return self._of_left(self._left[name])
-        return Cause(MissCode.NOT_QUANTIZED, product.place.op, "it computes in float")
+        reason = "it computes in float"
+        if _RECURRENT.search(product.place.op):
+            reason = "a recurrent layer multiplies in float, only its linears can be quantized"
+        return Cause(MissCode.NOT_QUANTIZED, product.place.op, reason)
 
     def _quantize(self, left: Left) -> tuple[Cause, Place, float | None]:
         estimate = self._estimates.get(left.place.node)

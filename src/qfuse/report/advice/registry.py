@@ -34,6 +34,12 @@ _QUANTIZED = (
         "^the weight is not quantized; $",
     ),
     Advice(
+        "recurrent-as-linears",
+        "write its steps with nn.Linear, and quantize these",
+        (MissCode.NOT_QUANTIZED,),
+        "a recurrent layer multiplies in float",
+    ),
+    Advice(
         "quantize-both",
         "quantize the weight too, with scales that are constants",
         (MissCode.NOT_QUANTIZED,),
