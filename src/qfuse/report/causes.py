@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
-from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, Cause, advice_for
+from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, OF_AN_EINSUM, Cause, advice_for
 from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
 
@@ -100,8 +100,8 @@ class Causes:
             cause = self._of_left(left)
             advice = advice_for(cause)
             # An `einsum` or a sum of products is a product too, but its size is not estimated.
-            looked_up = advice is not None and advice.name == LOOKED_UP
-            if looked_up and left.place.node not in self._readers:
+            multiplied = advice is not None and advice.name in {LOOKED_UP, OF_AN_EINSUM}
+            if multiplied and left.place.node not in self._readers:
                 yield cause, left.place
         for note in self._warned.values():
             assert note.place is not None, "only notes with a place are kept"
