@@ -62,6 +62,22 @@ def test_a_projected_state_is_multiplied_by_its_matrix_too() -> None:
     assert product.multiply_adds == STEPS * (4 * 8 * (16 + 4) + 4 * 8)
 
 
+def test_multiply_adds_of_a_recurrent_layer_of_onednn() -> None:
+    lstm = nn.LSTM(16, 8)
+    lstm_mode = 2
+
+    def forward(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        options = (False, [], lstm_mode, 8, 1, True, False, False, False)
+        weights = lstm.all_weights[0]
+        result: torch.Tensor = torch.ops.aten.mkldnn_rnn_layer(x, *weights, state, state, *options)[
+            0
+        ]
+        return result
+
+    (product,) = products(Call(forward), torch.randn(3, 5, 16), torch.zeros(1, 5, 8))
+    assert product.multiply_adds == STEPS * 4 * ONE_LAYER
+
+
 def test_the_share_counts_a_recurrent_layer_in_float() -> None:
     model = nn.Sequential(Recurrent(as_linears=False), nn.Linear(SIZE, SIZE)).eval()
     quantize_(model, Int8DynamicActivationInt8WeightConfig())
