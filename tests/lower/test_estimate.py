@@ -67,7 +67,7 @@ def test_multiply_adds_of_a_recurrent_layer_of_onednn() -> None:
     lstm_mode = 2
 
     def forward(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        options = (False, [], lstm_mode, 8, 1, True, False, False, False)
+        options: tuple[object, ...] = (False, [], lstm_mode, 8, 1, True, False, False, False)
         weights = lstm.all_weights[0]
         result: torch.Tensor = torch.ops.aten.mkldnn_rnn_layer(x, *weights, state, state, *options)[
             0
