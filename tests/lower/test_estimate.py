@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.report.advice.models import SIZE, Recurrent, sequences
 from torch import nn
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
 import qfuse
 from qfuse.ir.events import Estimated
@@ -33,6 +35,58 @@ def products(model: nn.Module, *inputs: torch.Tensor, dynamic: object = None) ->
     )
     found = [e for e in report.events if isinstance(e, Estimated)]
     return [e for e in found if e.int8_seconds is not None]
+
+
+STEPS = 3 * 5
+ONE_LAYER = 16 * 8 + 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("layer", "gates", "matrices"),
+    [
+        (nn.LSTM(16, 8, batch_first=True), 4, ONE_LAYER),
+        (nn.GRU(16, 8), 3, ONE_LAYER),
+        (nn.RNN(16, 8, bidirectional=True), 1, 2 * ONE_LAYER),
+        (nn.RNN(16, 8, nonlinearity="relu", num_layers=2), 1, ONE_LAYER + 2 * 8 * 8),
+    ],
+    ids=["lstm", "gru", "both directions", "two layers"],
+)
+def test_multiply_adds_of_recurrent_layers(layer: nn.Module, gates: int, matrices: int) -> None:
+    (product,) = products(Call(lambda x: layer(x)[0]), torch.randn(3, 5, 16))
+    assert product.multiply_adds == STEPS * gates * matrices
+
+
+def test_a_projected_state_is_multiplied_by_its_matrix_too() -> None:
+    layer = nn.LSTM(16, 8, proj_size=4)
+    (product,) = products(Call(lambda x: layer(x)[0]), torch.randn(3, 5, 16))
+    assert product.multiply_adds == STEPS * (4 * 8 * (16 + 4) + 4 * 8)
+
+
+def test_multiply_adds_of_a_recurrent_layer_of_onednn() -> None:
+    lstm = nn.LSTM(16, 8)
+    lstm_mode = 2
+
+    def forward(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        options: tuple[object, ...] = (False, [], lstm_mode, 8, 1, True, False, False, False)
+        weights = lstm.all_weights[0]
+        result: torch.Tensor = torch.ops.aten.mkldnn_rnn_layer(x, *weights, state, state, *options)[
+            0
+        ]
+        return result
+
+    (product,) = products(Call(forward), torch.randn(3, 5, 16), torch.zeros(1, 5, 8))
+    assert product.multiply_adds == STEPS * 4 * ONE_LAYER
+
+
+def test_the_share_counts_a_recurrent_layer_in_float() -> None:
+    model = nn.Sequential(Recurrent(as_linears=False), nn.Linear(SIZE, SIZE)).eval()
+    quantize_(model, Int8DynamicActivationInt8WeightConfig())
+    report = qfuse.explain(model, sequences(), target=Target.for_testing())
+    assert report.work is not None
+    assert (report.work.quantized_products, report.work.products) == (1, 2)
+    assert report.work.share == pytest.approx(1 / 3)
+    # The list of its weights, which torch.export mentions, is nothing that a user assigned.
+    assert [action.tried for action in report.actions] == ["aten.rnn_tanh.input"]
 
 
 X = (2, 8, 10, 10)

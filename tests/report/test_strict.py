@@ -20,6 +20,7 @@ pytestmark = pytest.mark.export
 # Problems with which every quantized op still runs on integers, or of which none is quantized.
 _FINE = {
     *("quantize-weight", "quantize-parameter", "round-to-nearest", "clamp-before-cast"),
+    "recurrent-as-linears",
     *("clamp-to-the-range", "least-scale", "scale-of-the-range", "integer-operands"),
     *("one-quantize", "same-scale-on-both-sides", "leaky-relu", "squared-relu"),
     *("multiply-by-the-reciprocal", "activation-scale-per-row", "activation-of-8-bits"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,8 @@ from qfuse.ir.signature._tree_api import unflatten
 from qfuse.ir.signature.caller import Caller
 
 _ASSIGNED = "assigned during export"
+_ATTRIBUTE = re.compile(r"self\.[^\s,]+")
+_FLAT_WEIGHTS = "._flat_weights["
 _LOAD_WEIGHTS = (
     "load the weights first, such as those that free_source=True gave up: "
     "model.load_state_dict(weights, assign=True)"
@@ -334,6 +337,10 @@ def _warnings_to(log: EventLog) -> Iterator[None]:
         text = str(warning.message)
         if _ASSIGNED in text:
             what = text.split(" Such attributes", maxsplit=1)[0]
+            # The list in which a recurrent layer of torch keeps its weights: nothing of the user.
+            names = _ATTRIBUTE.findall(what)
+            if names and all(_FLAT_WEIGHTS in name for name in names):
+                continue
             log.add(Noted("capture", f"{what} A compiled model does not assign them.", warn=True))
         elif files.owns(warning.filename):
             warnings.warn_explicit(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -24,6 +25,13 @@ from qfuse.ir.ops.views import node_of
 # Nodes upstream of a product that name the op its operand comes from; more do not explain it.
 _MOST_UPSTREAM = 24
 _INT8_BYTES = 1
+_MATRIX = 2
+# Layers that multiply the input and the state by weights at every step of a sequence.
+_RECURRENT = (
+    *(aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data),
+    *(aten.rnn_tanh.input, aten.rnn_tanh.data, aten.rnn_relu.input, aten.rnn_relu.data),
+    aten.mkldnn_rnn_layer.default,
+)
 
 
 def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
@@ -98,7 +106,7 @@ class _Size:
 
 
 def _size_of(node: Node) -> _Size | None:
-    """Return the size of a linear, a convolution, a matmul or an attention."""
+    """Return the size of a linear, convolution, matmul, attention or recurrent layer."""
     linear = as_fused_linear(node) or as_linear(node)
     if linear is not None:
         return _product(node, linear.x, linear.weight, constant=True)
@@ -112,7 +120,7 @@ def _size_of(node: Node) -> _Size | None:
     if is_call(node, aten.scaled_dot_product_attention.default):
         a = arguments(node)
         return _attention(node, node_of(a["query"]), node_of(a["key"]), node_of(a["value"]))
-    return None
+    return _recurrent(node, arguments(node)) if is_call(node, *_RECURRENT) else None
 
 
 def _product(node: Node, x: Node, other: Node, *, constant: bool) -> _Size:
@@ -141,6 +149,19 @@ def _attention(node: Node, query: Node, key: Node, value: Node) -> _Size:
     rows = elements // max(_last(query), 1)
     out = _numel(node)
     return _Size(products, rows, elements, read, out, False, _float_dtype(node))
+
+
+def _recurrent(node: Node, a: Mapping[str, Any]) -> _Size:
+    x = node_of(a["input"] if "input" in a else a["data"])
+    # Each step of each sequence is multiplied by every matrix once: the state's, and the input's.
+    matrices = [node_of(w) for w in a["params"]] if "params" in a else [a["weight0"], a["weight1"]]
+    right = sum(_numel(matrix) for matrix in matrices if len(_shape(matrix)) == _MATRIX)
+    left = _numel(x)
+    steps = left // max(_last(x), 1)
+    # A state is multiplied only when the one before is known.
+    state = a["hx_"] if "hx_" in a else a["hx"]
+    rows = _shape(node_of(state[0] if isinstance(state, (list, tuple)) else state))[-2]
+    return _Size(steps * right, rows, left, right, _numel(node), True, _float_dtype(node))
 
 
 def _is_pass(node: Node) -> bool:
@@ -176,6 +197,8 @@ def _upstream(node: Node) -> Iterator[str]:
 
 
 def _is_product(node: Node) -> bool:
+    if is_call(node, *_RECURRENT):
+        return True
     views = (as_fused_linear, as_linear, as_fused_convolution, as_convolution, as_fused_matmul)
     return any(view(node) is not None for view in views) or as_matmul(node) is not None
 

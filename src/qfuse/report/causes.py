@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
-from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, Cause, advice_for
+from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, OF_AN_EINSUM, Cause, advice_for
 from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
 
+_RECURRENT = re.compile(r"\.(lstm|gru|rnn_tanh|rnn_relu|mkldnn_rnn_layer)\b")
 _OTHER_ACTIVATIONS = ("the activation is quantized", "the activation is not quantized")
 
 
@@ -98,8 +100,8 @@ class Causes:
             cause = self._of_left(left)
             advice = advice_for(cause)
             # An `einsum` or a sum of products is a product too, but its size is not estimated.
-            looked_up = advice is not None and advice.name == LOOKED_UP
-            if looked_up and left.place.node not in self._readers:
+            multiplied = advice is not None and advice.name in {LOOKED_UP, OF_AN_EINSUM}
+            if multiplied and left.place.node not in self._readers:
                 yield cause, left.place
         for note in self._warned.values():
             assert note.place is not None, "only notes with a place are kept"
@@ -166,7 +168,10 @@ class Causes:
         for name in product.upstream:
             if self._is_stray(name):
                 return self._of_left(self._left[name])
-        return Cause(MissCode.NOT_QUANTIZED, product.place.op, "it computes in float")
+        reason = "it computes in float"
+        if _RECURRENT.search(product.place.op):
+            reason = "a recurrent layer multiplies in float, only its linears can be quantized"
+        return Cause(MissCode.NOT_QUANTIZED, product.place.op, reason)
 
     def _quantize(self, left: Left) -> tuple[Cause, Place, float | None]:
         estimate = self._estimates.get(left.place.node)

@@ -14,6 +14,7 @@ from tests.report.advice.models import (
     Convolved,
     Forward,
     Grouped,
+    Recurrent,
     Weighted,
     activations,
     by_hand,
@@ -26,6 +27,7 @@ from tests.report.advice.models import (
     per_feature,
     quantized,
     rounded,
+    sequences,
     shifted,
     static,
     weight,
@@ -72,6 +74,11 @@ def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tenso
     """Multiply each row that is read with the weights of the one of four experts that ``x`` names."""
     expert = x[:, 0].abs().long() % 4
     return torch.bmm(by_hand(m).view(4, SIZE // 4, SIZE)[expert], read[:, :, None])
+
+
+def _experts(m: Weighted) -> torch.Tensor:
+    """Four weights ``[N, K]``, of 64 input features, with a scale for each output."""
+    return m.w.view(4, SIZE, SIZE // 4).float() * m.s.repeat(4).view(4, SIZE, 1)
 
 
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
@@ -170,6 +177,31 @@ CASES = (
         lambda: Weighted(partial(_of_batch, before=False)),
         lambda: Weighted(partial(_of_batch, before=True)),
         lambda: activations(dtype=torch.float16),
+    ),
+    Case(
+        "recurrent-as-linears",
+        MissCode.NOT_QUANTIZED,
+        lambda: Recurrent(as_linears=False),
+        lambda: Recurrent(as_linears=True),
+        sequences,
+    ),
+    _case(
+        "weight-on-the-right",
+        MissCode.PATTERN,
+        lambda m, x: torch.matmul(by_hand(m), x.mT),
+        lambda m, x: F.linear(x, by_hand(m)).mT,
+    ),
+    _case(
+        "einsum-as-linear",
+        None,
+        lambda m, x: torch.einsum("oc,bct->bot", by_hand(m), rounded(x).view(2, -1, SIZE).mT),
+        lambda m, x: F.linear(rounded(x).view(2, -1, SIZE), by_hand(m)).mT,
+    ),
+    _case(
+        "einsum-as-linear",
+        None,
+        lambda m, x: torch.einsum("ebk,enk->ebn", x.view(4, -1, 64), _experts(m)),
+        lambda m, x: _of_batch(m, x, before=True),
     ),
     _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
     _case(

@@ -144,6 +144,34 @@ class Grouped(nn.Module):
         return F.linear(static(x), (self.w.float() * self.s).flatten(1))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer of torch, or its steps with quantized linears."""
+
+    def __init__(self, *, as_linears: bool) -> None:
+        super().__init__()
+        if as_linears:
+            self.inner, self.state = (nn.Linear(SIZE, SIZE) for _ in range(2))
+            quantize_(self, Int8DynamicActivationInt8WeightConfig())
+        else:
+            self.rnn = nn.RNN(SIZE, SIZE, batch_first=True)
+        self._as_linears = as_linears
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self._as_linears:
+            made: torch.Tensor = self.rnn(x)[0]
+            return made
+        h, results = torch.zeros_like(x[:, 0]), []
+        for step in self.inner(x).unbind(1):
+            h = torch.tanh(step + self.state(h))
+            results.append(h)
+        return torch.stack(results, 1)
+
+
+def sequences() -> tuple[torch.Tensor, ...]:
+    """Sixteen sequences of three steps."""
+    return (torch.randn(16, 3, SIZE),)
+
+
 def images() -> tuple[torch.Tensor, ...]:
     """Two images."""
     return (torch.randn(2, 32, 28, 28),)

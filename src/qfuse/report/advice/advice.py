@@ -12,6 +12,9 @@ OF_A_MODULE = "it is the weight of a module"
 LOOKED_UP = "quantize-activations-of-experts"
 """The suggestion for weights that are looked up at run time."""
 
+OF_AN_EINSUM = "einsum-as-linear"
+"""The suggestion for the weight of an einsum that is not a linear."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:

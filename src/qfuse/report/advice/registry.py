@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from qfuse.ir.events import MissCode
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
-from qfuse.report.advice.advice import LOOKED_UP, OF_A_MODULE, Advice, Cause
+from qfuse.report.advice.advice import LOOKED_UP, OF_A_MODULE, OF_AN_EINSUM, Advice, Cause
 
 _QUANTIZED = (
     Advice(
@@ -32,6 +32,25 @@ _QUANTIZED = (
         "make it the weight of an nn.Linear or a convolution, and quantize that",
         (MissCode.NOT_QUANTIZED,),
         "^the weight is not quantized; $",
+    ),
+    Advice(
+        "recurrent-as-linears",
+        "write its steps with nn.Linear, and quantize these",
+        (MissCode.NOT_QUANTIZED,),
+        "a recurrent layer multiplies in float",
+    ),
+    Advice(
+        "weight-on-the-right",
+        "transpose the activation: torch.nn.functional.linear(x.mT, weight).mT",
+        (MissCode.PATTERN,),
+        "the left operand is a constant, this op multiplies two activations",
+    ),
+    Advice(
+        OF_AN_EINSUM,
+        "if it sums axes of both, write it with linear or bmm, and permute x",
+        (None,),
+        r"^aten\.einsum uses this weight",
+        "left dequantize",
     ),
     Advice(
         "quantize-both",

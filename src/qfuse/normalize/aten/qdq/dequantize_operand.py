@@ -138,7 +138,7 @@ def _activation(node: Node) -> ScaledOperand | Miss:
     movements, base = moved_operand(layer.x)
     found = scaled_at_run_time(base)
     if found is None or as_dequantize(moved_operand(layer.weight)[1]) is None:
-        text = "it is no product of an activation that is scaled at run time and a quantized weight"
+        text = "it is not a product of an activation scaled at run time and a quantized weight"
         return Miss(MissCode.PATTERN, node, text, progress=0)
     return _scaled(node, layer.x, QuantizedOperand(movements, base), *found)
 
