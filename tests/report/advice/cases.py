@@ -136,6 +136,12 @@ def _doubled(m: Weighted, x: torch.Tensor) -> torch.Tensor:
     return F.linear(static(x.float()).double(), m.w.double() * m.s.double()[:, None])
 
 
+SIXTEEN_BITS = _case(
+    "integer-operands",
+    MissCode.DTYPE,
+    lambda m, x: _integers(m, _sixteen(x)),
+    lambda m, x: _integers(m, (x / 0.05).round().clamp(-128, 127).to(torch.int8)),
+)
 CASES = (
     Case("quantize-weight", MissCode.NOT_QUANTIZED, one_linear, lambda: quantized(one_linear())),
     Case(
@@ -358,12 +364,7 @@ CASES = (
         lambda m, x: F.linear(_sixteen(x).float(), m.w.float()) * (m.s * 0.001),
         lambda m, x: F.linear(rounded(x), by_hand(m)),
     ),
-    _case(
-        "integer-operands",
-        MissCode.DTYPE,
-        lambda m, x: _integers(m, _sixteen(x)),
-        lambda m, x: _integers(m, (x / 0.05).round().clamp(-128, 127).to(torch.int8)),
-    ),
+    SIXTEEN_BITS,
     Case(
         "float32",
         MissCode.NO_KERNEL,
