@@ -142,6 +142,15 @@ def test_exactness_decides_what_may_change(
     assert checks[-1].note == (wrong or "")
 
 
+def judged(
+    program: NormalGraph, old: torch.fx.Node, new: torch.fx.Node, inputs: list[torch.Tensor]
+) -> str | None:
+    """Check the replacement of ``old`` by ``new`` as rounding."""
+    journal = Journal()
+    journal.replaced.append((old, new))
+    return SiteChecker(program, inputs).check(journal, Exactness.ROUNDING, "the rewrite")
+
+
 def test_a_rewrite_that_replaces_nothing_has_nothing_to_prove() -> None:
     program = relu_neg()
     checker = SiteChecker(program, [torch.randn(4, 6)])
@@ -169,11 +178,7 @@ def test_a_float_that_was_rounded_last_may_be_a_step_off(factor: float, wrong: s
     program = b.done(old, new)
     values = torch.randint(1, 200, (40, 50)) * 0.25 + 0.05
     values[3, 7] = 2.625 + 5e-7  # beside a tie: 10.5 steps
-    checker = SiteChecker(program, [values])
-    journal = Journal()
-    journal.replaced.append((old, new))
-
-    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    found = judged(program, old, new, [values])
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
 
@@ -201,11 +206,7 @@ def test_values_on_a_tie_may_fall_either_way(factor: float, wrong: str, rounded:
 
     old, new = quantized(1.0), quantized(factor)
     program = b.done(old, new)
-    checker = SiteChecker(program, [torch.randint(0, 1000, (40, 50)).float()])
-    journal = Journal()
-    journal.replaced.append((old, new))
-
-    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    found = judged(program, old, new, [torch.randint(0, 1000, (40, 50)).float()])
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
 
@@ -234,11 +235,7 @@ def test_a_source_that_quantizes_bfloat16_may_round_before(shift: int, wrong: st
     new = b.call(aten.add.Tensor, new, shift) if shift else new
     values = torch.zeros(16, 8, dtype=torch.int8)
     values[:2] = torch.tensor([-7, -8, 7, 4, -6, 5, 3, 1])
-    checker = SiteChecker(b.done(old, new), [values])
-    journal = Journal()
-    journal.replaced.append((old, new))
-
-    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    found = judged(b.done(old, new), old, new, [values])
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
 
@@ -270,11 +267,7 @@ def test_only_the_values_that_a_rounding_decides_may_fall_either_way(
     plain = replace(spec, float_dtype=torch.float32)
     new = b.call(ops.quantize, exact, scale, None, str(plain))
     new = b.call(aten.add.Tensor, new, shift) if shift else new
-    checker = SiteChecker(b.done(old, new), [(torch.rand(40, 50) * 250 + 4).bfloat16()])
-    journal = Journal()
-    journal.replaced.append((old, new))
-
-    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    found = judged(b.done(old, new), old, new, [(torch.rand(40, 50) * 250 + 4).bfloat16()])
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
 
@@ -309,11 +302,7 @@ def test_what_a_function_makes_of_one_unit_is_noise(factor: float, wrong: str) -
     x = b.arg("x", torch.float32, 1, 1)
     old = b.call(aten.sigmoid.default, x)
     new = b.call(aten.sigmoid.default, b.call(aten.mul.Tensor, x, factor))
-    checker = SiteChecker(b.done(old, new), [torch.full((1, 1), -50.0)])
-    journal = Journal()
-    journal.replaced.append((old, new))
-
-    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    found = judged(b.done(old, new), old, new, [torch.full((1, 1), -50.0)])
     assert wrong in (found or "")
     assert (found is None) is (not wrong)
 
@@ -328,9 +317,5 @@ def test_a_step_that_a_tie_decides_is_no_noise_of_floats() -> None:
     old = b.call(ops.dequantize, q, scale, None, spec)
     new = b.call(aten.add.Tensor, old, 3 * 0.08)
     values = torch.full((1, 1), 0.12)  # 1.5 steps
-    checker = SiteChecker(b.done(old, new), [values])
-    journal = Journal()
-    journal.replaced.append((old, new))
-
-    found = checker.check(journal, Exactness.ROUNDING, "the rewrite")
+    found = judged(b.done(old, new), old, new, [values])
     assert "times the source's noise" in (found or "")
