@@ -27,6 +27,10 @@ from qfuse.testing._fake_api import declare_range, fake_constant, is_fixed, new_
 G = TypeVar("G", bound=StageGraph)
 
 
+class FixedSizeError(ValueError):
+    """A symbolic size of a graph is a number, as torch.export would refuse it."""
+
+
 class GraphBuilder:
     """Adds inputs, constants and calls; every node gets a fake ``meta["val"]``.
 
@@ -106,7 +110,7 @@ class GraphBuilder:
         """Finish the graph.
 
         Raises:
-            ValueError: A call read a symbolic size as a number, which fixes it.
+            FixedSizeError: A call read a symbolic size as a number, which fixes it.
         """
         self._check_symbols()
         self.graph.output(outs)
@@ -130,7 +134,7 @@ class GraphBuilder:
                 continue  # erased
             for size, given in zip(node.meta["val"].shape, spec.shape, strict=True):
                 if isinstance(given, str) and is_fixed(size):
-                    raise ValueError(
+                    raise FixedSizeError(
                         f"a call read the symbolic size {given!r} as a number: it is {int(size)} "
                         "in the types of the graph, whatever the inputs are"
                     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
+from hypothesis import reject
 from hypothesis import strategies as st
 from tests.support.strategies.mx import mx_tensors
 from tests.support.strategies.quant_specs import FLOATS, SEEDS
@@ -15,14 +16,16 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.fx.node import Argument
 
+from qfuse.ir.graph.stage_graph import NormalGraph, StageGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.choose import ChooseSpec, Formula
 from qfuse.ir.quant.spec import Arithmetic, Block, QuantSpec, ZeroPointDomain
-from qfuse.testing.build import GraphBuilder
+from qfuse.testing.build import FixedSizeError, GraphBuilder
 from qfuse.testing.quant import stored_like
 
 T = TypeVar("T")
+G = TypeVar("G", bound=StageGraph)
 Size = int | torch.SymInt
 
 MOST_ELEMENTS = 6000
@@ -170,6 +173,22 @@ class Grower:
     def made(self, op: OpOverload, *args: Argument, coarse: bool = False, **kw: Argument) -> Value:
         """Add a call whose result joins the pool."""
         return self.add(self.b.call(op, *args, **kw), coarse=coarse)
+
+    @overload
+    def done(self, *outs: Node) -> NormalGraph: ...
+
+    @overload
+    def done(self, *outs: Node, stage: type[G]) -> G: ...
+
+    def done(self, *outs: Node, stage: type[StageGraph] = NormalGraph) -> StageGraph:
+        """Finish the graph; if an op fixed a symbolic size, hypothesis draws another one.
+
+        Such as a convolution of length 1 where the graph was drawn. torch.export refuses it.
+        """
+        try:
+            return self.b.done(*outs, stage=stage)
+        except FixedSizeError:
+            reject()
 
     def arg(
         self,

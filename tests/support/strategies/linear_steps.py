@@ -104,7 +104,7 @@ def cases(draw: st.DrawFn, *, exact: bool) -> Case:
     others = [v.node for v in g.values] + [q for q, _ in g.stored]
     outs += [g.pick(others[::-1]) for _ in range(draw(st.integers(0, 2)))]
     sizes = {name: draw(st.sampled_from([3, 1, 2, 7])) for name in ("m", "n")}
-    return Case(g.b.done(*outs), sizes, exact, draw(SEEDS))
+    return Case(g.done(*outs), sizes, exact, draw(SEEDS))
 
 
 def _input(g: Grower) -> None:

@@ -39,7 +39,7 @@ def move_cases(draw: st.DrawFn) -> Case:
     others = [v.node for v in g.values] + [q for q, _ in g.stored]
     outs += [_consumed(g, g.pick(others[::-1])) for _ in range(draw(st.integers(0, 3)))]
     sizes = {name: draw(st.sampled_from([3, 1, 2, 7])) for name in ("m", "n")}
-    return Case(g.b.done(*outs), sizes, exact=False, seed=draw(SEEDS))
+    return Case(g.done(*outs), sizes, exact=False, seed=draw(SEEDS))
 
 
 def _consumed(g: Grower, node: Node) -> Node:

@@ -33,7 +33,7 @@ def conv_cases(draw: st.DrawFn, *, exact: bool) -> CapturedCase:
     others = [v.node for v in g.values] + g.quantized_values
     outs += [g.pick(others[::-1]) for _ in range(draw(st.integers(0, 2)) // 2)]
     first, second = (_sizes(draw) for _ in range(2))
-    program = g.b.done(*outs, stage=CapturedGraph)
+    program = g.done(*outs, stage=CapturedGraph)
     return CapturedCase(program, (first, second), exact, draw(SEEDS))
 
 

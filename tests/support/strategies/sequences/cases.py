@@ -32,7 +32,7 @@ def sequence_cases(draw: st.DrawFn) -> CapturedCase:
     outs = [v.node for v in g.values if not v.node.users]
     others = [v.node for v in g.values] + g.results
     outs += [g.pick(others[::-1]) for _ in range(draw(st.integers(0, 2)) // 2)]
-    program = g.b.done(*outs, stage=CapturedGraph)
+    program = g.done(*outs, stage=CapturedGraph)
     first, second = (
         {name: draw(st.sampled_from(known)) for name, known in _SYMBOLS.items()} for _ in range(2)
     )
