@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from qfuse.ir.errors import ExtensionError
-from qfuse.ir.events import EXPAND, HOST, ExpandCause, Left, Lowered
+from qfuse.ir.events import EXPAND, HOST, ExpandCause, Lowered
 from qfuse.ir.foreign import call_foreign
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, OptimizedGraph, place_of
@@ -19,7 +19,7 @@ from qfuse.lower.expand.expand import Expander
 from qfuse.lower.fold import fold_constants
 from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.originals import Originals
-from qfuse.lower.unfused import is_needed, reason_to_stay
+from qfuse.lower.unfused import log_unfused
 from qfuse.rewrite.claimant import Claimant
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Node, OpOverload
@@ -56,11 +56,8 @@ def claim_ops(
     before = _calls(program)
     for node in program.graph.nodes:
         _offer(node, claimants, program, context.stage)
-        is_left = is_call(node, ops.quantize, ops.dequantize, ops.requantize)
-        # Reasons depend on the producers and users, so they are logged before any op is expanded.
-        if is_left and CLAIM_META not in node.meta:
-            reason, needed = reason_to_stay(node), is_needed(node)
-            program.log.add(Left(context.stage, place_of(node), reason, needed))
+        if CLAIM_META not in node.meta:
+            log_unfused(node, program.log, context.stage)
     if _calls(program) != before:
         # An edit of another node than the one that was asked about.
         raise _edited(", ".join(claimant.name for claimant in claimants))

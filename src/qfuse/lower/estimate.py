@@ -20,18 +20,13 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_convolution, as_fused_convolution
 from qfuse.ir.ops.linear import as_fused_linear, as_linear
 from qfuse.ir.ops.matmul import as_fused_matmul, as_matmul
+from qfuse.ir.ops.recurrent import RECURRENT
 from qfuse.ir.ops.views import node_of
 
 # Nodes upstream of a product that name the op its operand comes from; more do not explain it.
 _MOST_UPSTREAM = 24
 _INT8_BYTES = 1
 _MATRIX = 2
-# Layers that multiply the input and the state by weights at every step of a sequence.
-_RECURRENT = (
-    *(aten.lstm.input, aten.lstm.data, aten.gru.input, aten.gru.data),
-    *(aten.rnn_tanh.input, aten.rnn_tanh.data, aten.rnn_relu.input, aten.rnn_relu.data),
-    aten.mkldnn_rnn_layer.default,
-)
 
 
 def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
@@ -120,7 +115,7 @@ def _size_of(node: Node) -> _Size | None:
     if is_call(node, aten.scaled_dot_product_attention.default):
         a = arguments(node)
         return _attention(node, node_of(a["query"]), node_of(a["key"]), node_of(a["value"]))
-    return _recurrent(node, arguments(node)) if is_call(node, *_RECURRENT) else None
+    return _recurrent(node, arguments(node)) if is_call(node, *RECURRENT) else None
 
 
 def _product(node: Node, x: Node, other: Node, *, constant: bool) -> _Size:
@@ -197,7 +192,7 @@ def _upstream(node: Node) -> Iterator[str]:
 
 
 def _is_product(node: Node) -> bool:
-    if is_call(node, *_RECURRENT):
+    if is_call(node, *RECURRENT):
         return True
     views = (as_fused_linear, as_linear, as_fused_convolution, as_convolution, as_fused_matmul)
     return any(view(node) is not None for view in views) or as_matmul(node) is not None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import EXPAND, FLOAT, ExpandCause, Left, Lowered
+from qfuse.ir.events import EXPAND, FLOAT, ExpandCause, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import (
     SITE_META,
@@ -58,7 +58,7 @@ from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
 from qfuse.lower.select.select import Losers, Offer
-from qfuse.lower.unfused import is_needed, reason_to_stay
+from qfuse.lower.unfused import log_unfused
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
@@ -94,7 +94,8 @@ def lower(
     _Lowering(shared, wishes).run()
     fold_constants(program, context)
     Originals(session).drop()
-    program.module.recompile()  # which edits do not
+    # Edits do not regenerate the module's code.
+    program.module.recompile()
     done = LoweredGraph(program.module, program.signature, program.log)
     verify(done)
     return done
@@ -140,10 +141,12 @@ class _Lowering:
 
     def run(self) -> None:
         log_estimates(self._context.program, self._context.cost, self._context.stage)
-        self._log_unfused()
-        # Before layouts: channels-last pools of 8-bit values raise for larger images.
+        for node in self._graph.nodes:
+            log_unfused(node, self._log, self._context.stage)
+        # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
         widen_max_pools(self._session)
-        # Before kernels: those of convolutions read channels-last pixels, without a copy in front.
+        # Before kernels are selected: the kernels of convolutions read channels-last pixels, and a
+        # copy in front of each would cost two passes over memory.
         assign_channels_last(self._context)
         self._floats = self._choose_floats()
         # Before linears, since a linear that was lowered alone can no longer be fused.
@@ -160,7 +163,7 @@ class _Lowering:
             elif as_softmax(node) is not None:
                 why = f"no kernel computes a softmax: {self._loops}"
                 self._report_expanded(node, describe_node(node), (), why, ExpandCause.LOOPS)
-        # After linears: these products are part of none.
+        # After linears: the products that are left are part of none of them.
         lower_int_products(self._session, self._context.target)
         # After products, which multiply their sums by the factors of a norm.
         expand_batch_norms(self._session)
@@ -168,7 +171,7 @@ class _Lowering:
         for node in list(self._graph.nodes):
             if is_call(node, *ops.CANONICAL, *ops.FUSED):
                 self._expand(node)
-        # After expansion, which may join images, and looks for lookups of quantized rows.
+        # After expansion, since images may be joined as what it makes of them.
         lower_cats(self._context)
         lower_lookups(self._session)
 
@@ -182,13 +185,6 @@ class _Lowering:
         if wishes.measurer is not None:
             wishes.measurer.measure(products, self._context, wishes.floats)
         return choose_floats(products, both, self._context, wishes.floats)
-
-    def _log_unfused(self) -> None:
-        # Reasons depend on the producers and users, so they are logged before any op is lowered.
-        for node in self._graph.nodes:
-            if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
-                reason = reason_to_stay(node)
-                self._log.add(Left(self._context.stage, place_of(node), reason, is_needed(node)))
 
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)

@@ -8,8 +8,9 @@ from torch.fx import Node
 
 from qfuse.ir.aten import aten
 from qfuse.ir.dtypes import BYTES, FLOAT8
+from qfuse.ir.events import EventLog, Left
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import constant_of, op_name
+from qfuse.ir.graph.stage_graph import constant_of, op_name, place_of
 from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
@@ -41,6 +42,15 @@ _INTEGERS = (
     *(aten._to_copy.default, aten.add.Tensor, aten.sub.Tensor),
     *(aten.clamp.default, aten.bitwise_xor.Scalar),
 )
+
+
+def log_unfused(node: Node, log: EventLog, stage: str) -> None:
+    """Log that ``node`` was left, if it quantizes or dequantizes.
+
+    The reason depends on its producers and users, so this comes before any op is lowered.
+    """
+    if is_call(node, ops.quantize, ops.dequantize, ops.requantize):
+        log.add(Left(stage, place_of(node), reason_to_stay(node), is_needed(node)))
 
 
 def reason_to_stay(node: Node) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
+from qfuse.ir.ops.recurrent import RECURRENT_NAMES
 from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, OF_AN_EINSUM, Cause, advice_for
 from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
 
-_RECURRENT = re.compile(r"\.(lstm|gru|rnn_tanh|rnn_relu|mkldnn_rnn_layer)\b")
 _OTHER_ACTIVATIONS = ("the activation is quantized", "the activation is not quantized")
 
 
@@ -169,7 +168,7 @@ class Causes:
             if self._is_stray(name):
                 return self._of_left(self._left[name])
         reason = "it computes in float"
-        if _RECURRENT.search(product.place.op):
+        if product.place.op in RECURRENT_NAMES:
             reason = "a recurrent layer multiplies in float, only its linears can be quantized"
         return Cause(MissCode.NOT_QUANTIZED, product.place.op, reason)
 
