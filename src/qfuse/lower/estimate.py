@@ -20,8 +20,8 @@ from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_convolution, as_fused_convolution
 from qfuse.ir.ops.linear import as_fused_linear, as_linear
 from qfuse.ir.ops.matmul import as_fused_matmul, as_matmul
-from qfuse.ir.ops.recurrent import RECURRENT
 from qfuse.ir.ops.views import node_of
+from qfuse.ir.recurrent import RECURRENT
 
 # Nodes upstream of a product that name the op its operand comes from; more do not explain it.
 _MOST_UPSTREAM = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from qfuse.ir.events import Estimated, Event, Left, Lowered, MissCode, Missed, Noted, Place
-from qfuse.ir.ops.recurrent import RECURRENT_NAMES
+from qfuse.ir.recurrent import RECURRENT_NAMES
 from qfuse.report.advice import LOOKED_UP, OF_A_MODULE, OF_AN_EINSUM, Cause, advice_for
 from qfuse.report.misses import closest, explains_input, merges
 from qfuse.report.work import kernels_of, seconds_of
