@@ -66,13 +66,17 @@ demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what cam
 PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) \
   --dist worksteal
 
-# Built ahead: a test has a time limit. Without a compiler the tests use the kernels of torch.
+# Built ahead, for every instruction set: a test has a time limit. Without a compiler the tests use
+# the kernels of torch.
+BUILD_KERNELS := $(BIN)/python -c "from qfuse import kernels; \
+  kernels.load().available and kernels.build_every_path()"
+
 test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
-	$(BIN)/python -c "from qfuse import kernels; kernels.load()"
+	$(BUILD_KERNELS)
 	$(PYTEST) -m "not (slow_bench or thorough)"
 
 test-all: $(STAMP) ## run these, and whole models and processes that take minutes more
-	$(BIN)/python -c "from qfuse import kernels; kernels.load()"
+	$(BUILD_KERNELS)
 	$(PYTEST) -m "not slow_bench"
 
 test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing
@@ -115,7 +119,7 @@ bench-page: $(STAMP) ## measure how fast the page of a report opens in headless 
 
 # Built ahead: a test has a time limit. Capturing by pytest's own means lets the report through.
 asan: $(STAMP) ## run the kernels' tests under AddressSanitizer and UBSan
-	sh tools/with-asan $(BIN)/qfuse build-kernels
+	sh tools/with-asan $(BIN)/qfuse build-kernels --all
 	OMP_NUM_THREADS=2 sh tools/with-asan $(BIN)/python -m pytest --capture=sys tests/kernels
 
 fuzz: $(STAMP) ## draw anew for the property tests (EXAMPLES=300 each: at most 10 minutes on 2 cores)

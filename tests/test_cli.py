@@ -13,6 +13,7 @@ from qfuse import kernels, session
 from qfuse.cli import main
 from qfuse.cost import load_or_measure, profile_path
 from qfuse.kernels.build import build
+from qfuse.kernels.compilation.parts import PATHS
 from qfuse.targets import Target
 
 SMALL = [
@@ -186,7 +187,9 @@ def test_build_kernels_says_what_there_is_and_copies_it(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     for text in ("portable", "torch", "copied to"):
         assert text in result.output
-    assert [path.suffix for path in sorted(tmp_path.rglob("*.*"))] == [".json", ".so"]
+    copied = [path.name.partition("-")[0] for path in sorted(tmp_path.rglob("*.so"))]
+    assert copied == sorted(["qfuse_kernels", *(f"qfuse_kernels_{name}" for name in PATHS)])
+    assert len(list(tmp_path.rglob("*.json"))) == len(copied)
 
 
 @pytest.mark.own_kernels

@@ -8,8 +8,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,8 +15,8 @@ import filelock
 import pytest
 import torch
 from tests.support.locks import refuse_locks
+from tests.support.processes import run_python
 
-import qfuse
 from qfuse.ir.errors import OptionsError
 from qfuse.kernels import (
     KernelBuildError,
@@ -330,23 +328,10 @@ class TestFindCompiler:
         assert find_kernel_compiler() is None
 
 
-def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own."""
-    source = str(Path(qfuse.__file__).parents[1])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": source, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=250,
-    )
-
-
 @pytest.mark.slow
 class TestProcess:
     def test_importing_builds_and_loads_nothing(self, tmp_path: Path) -> None:
-        done = run(
+        done = run_python(
             "import qfuse.kernels, torch; print(hasattr(torch.ops.qfuse, 'linear_w8a8'))",
             QFUSE_CACHE_DIR=str(tmp_path),
         )
@@ -355,7 +340,7 @@ class TestProcess:
         assert list(tmp_path.iterdir()) == []
 
     def test_without_a_compiler_there_is_a_reason(self, tmp_path: Path) -> None:
-        done = run(
+        done = run_python(
             "from qfuse import kernels; l = kernels.load(); print(l.available, l.reason)",
             QFUSE_CACHE_DIR=str(tmp_path),
             CXX="no-such-compiler",
@@ -367,7 +352,7 @@ class TestProcess:
     def test_a_compiler_that_fails_is_told(self, tmp_path: Path) -> None:
         broken = executable(tmp_path / "c++", '[ "$1" = --version ] && echo broken 1 || exit 1')
         for compiler in ("/bin/false", str(broken)):
-            done = run(
+            done = run_python(
                 "from qfuse import kernels; l = kernels.load(); print(l.available, l.reason)",
                 QFUSE_CACHE_DIR=str(tmp_path / "cache"),
                 CXX=compiler,
@@ -377,7 +362,7 @@ class TestProcess:
             assert re.match(r"False .*(compiler failed|no C\+\+ compiler)", done.stdout)
 
     def test_a_library_that_is_loaded_already_is_taken(self, library: KernelLibrary) -> None:
-        done = run(
+        done = run_python(
             f"import torch; torch.ops.load_library({str(library.path)!r}); "
             "from qfuse import kernels; l = kernels.load(); print(l.available, l.path)",
             CXX="no-such-compiler",
@@ -390,8 +375,8 @@ class TestProcess:
             "import torch; from qfuse import kernels; kernels.load(); "
             "print(torch.ops.qfuse.chosen_kernels())"
         )
-        chosen = run(code, QFUSE_ISA="portable")
-        wrong = run(code, QFUSE_ISA="mmx")
+        chosen = run_python(code, QFUSE_ISA="portable")
+        wrong = run_python(code, QFUSE_ISA="mmx")
 
         assert chosen.stdout == "portable\n", chosen.stderr
         assert "OptionsError" in wrong.stderr

@@ -22,8 +22,12 @@ import sys, torch
 from pathlib import Path
 from qfuse import kernels
 from qfuse.kernels.build import build
-path, _ = build(kernels.find_kernel_compiler(), sources=Path(sys.argv[1]))
+compiler, sources = kernels.find_kernel_compiler(), Path(sys.argv[1])
+path, _ = build(compiler, sources=sources)
 torch.ops.load_library(str(path))
+for part in torch.ops.qfuse.missing_kernels(""):
+    path, _ = build(compiler, part, sources=sources)
+    torch.ops.qfuse.load_kernels(part, str(path))
 packed, sums = kernels.pack_weight(torch.ones(5, 8, dtype=torch.int8))
 x, one = torch.ones(3, 8, dtype=torch.int8), torch.ones(1)
 print(kernels.linear_w8a8(x, one, None, packed, sums, torch.ones(5)).sum().item())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qfuse.kernels import KernelLibrary, copy_library
+from qfuse.kernels import KernelLibrary, build_every_path, copy_library
 
 ROOT = Path(__file__).parents[2]
 USING = """
@@ -21,7 +21,9 @@ library = kernels.load()
 packed, sums = kernels.pack_weight(torch.ones(3, 4, dtype=torch.int8))
 x = torch.ones(2, 4, dtype=torch.int8)
 y = kernels.linear_w8a8(x, torch.ones(1), None, packed, sums, torch.ones(3))
-print(library.path, library.compiled, y.sum().item())
+with kernels.instruction_set("portable"):
+    z = kernels.linear_w8a8(x, torch.ones(1), None, packed, sums, torch.ones(3))
+print(library.path, library.compiled, y.sum().item(), torch.equal(y, z))
 """
 
 needs_packaging = pytest.mark.skipif(
@@ -48,7 +50,8 @@ def wheel(to: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_kernels_inside(library: KernelLibrary, tmp_path: Path) -> None:
     assert library.path is not None
-    copy_library(library.path, tmp_path / "kernels")
+    for path in (library.path, *build_every_path()):
+        copy_library(path, tmp_path / "kernels")
 
     built = wheel(tmp_path / "dist", QFUSE_WHEEL_KERNELS=str(tmp_path / "kernels"))
     assert built.returncode == 0, built.stderr
@@ -62,9 +65,9 @@ def test_kernels_inside(library: KernelLibrary, tmp_path: Path) -> None:
     )
 
     assert used.returncode == 0, used.stderr
-    path, compiled, total = used.stdout.split()
+    path, compiled, total, same = used.stdout.split()
     assert Path(path).is_relative_to(site)
-    assert (compiled, total) == ("False", "24.0")
+    assert (compiled, total, same) == ("False", "24.0", "True")
     assert not (tmp_path / "cache" / "kernels").exists()
 
 

@@ -228,7 +228,7 @@ def rewritten(path: Path, **changes: Any) -> Path:
         ({"torch": "2.99.0+cpu"}, r"saved with torch 2\.99\.0\+cpu, and this is 2"),
         ({"machine": "linux sparc"}, "a machine of the kind linux sparc"),
         (
-            {"kernels": {"key": "0" * 64, "name": "k.so", "compiler": "", "sha256": ""}},
+            {"kernels": {"key": "0" * 64, "libraries": []}},
             (
                 rf"another build of qfuse {qfuse.__version__}, with other kernels "
                 rf"\(000000000000, here {library_key()[:12]}\)"
@@ -248,7 +248,7 @@ def test_code_for_elsewhere_is_refused(
         raise AssertionError("nothing is loaded")
 
     rewritten(path, **changes)
-    monkeypatch.setattr(kernels, "load_image", never)
+    monkeypatch.setattr(kernels, "load_images", never)
     with pytest.raises(ModelFileError, match=words) as error:
         qfuse.load(path)
     assert error.value.where == str(path)

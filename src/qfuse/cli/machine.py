@@ -64,22 +64,29 @@ def doctor_command(
 
 @listed_command("build-kernels")
 @click.option(
+    "--all", "every", is_flag=True, help="also those of other instruction sets than this machine's"
+)
+@click.option(
     "--into",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="also copy them into a folder, to build a wheel that contains them",
+    help="build all, and copy them into a folder, for a wheel that contains them",
 )
-def build_kernels_command(into: Path | None) -> None:
+def build_kernels_command(into: Path | None, *, every: bool) -> None:
     """They are kept in the cache folder, and every process loads them from there."""
     with show_progress() as say:
         say("looking for compiled kernels")
         library = kernels.load(say)
+        every = every or into is not None
+        others = kernels.build_every_path(say) if every and library.available else []
     if not library.available:
         # No ``fix``: the reason already says what to do, which depends on the failure.
         raise QfuseError(f"the kernels could not be built: {library.reason}")
     copied = None
     if into is not None and library.path is not None:
         copied = kernels.copy_library(library.path, into)
+        for path in others:
+            kernels.copy_library(path, into)
     OUT.print(kernel_table(library))
     if copied is not None:
         OUT.print(f"copied to: {copied}", soft_wrap=True)

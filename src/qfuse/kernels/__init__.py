@@ -41,7 +41,14 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_rows,
 )
 from qfuse.kernels.image_activation import image_activation_quantized
-from qfuse.kernels.library import KernelImage, KernelLibrary, instruction_set, load, load_image
+from qfuse.kernels.library import (
+    KernelImage,
+    KernelLibrary,
+    build_every_path,
+    instruction_set,
+    load,
+    load_images,
+)
 from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.pack import pack_bytes, pack_floats, pack_weight, unpack_weight, weight_sums
@@ -66,6 +73,7 @@ __all__ = [
     "KernelImage",
     "KernelLibrary",
     "PackedGroups",
+    "build_every_path",
     "cat_channels",
     "convolution_depthwise_w8a8",
     "convolution_depthwise_w8a8_quantized",
@@ -95,7 +103,7 @@ __all__ = [
     "linear_w8a16",
     "linear_w16a32",
     "load",
-    "load_image",
+    "load_images",
     "matmul_a8a8",
     "matmul_a8a8_quantized",
     "pack_bytes",

@@ -1,9 +1,10 @@
 """Compiles the C++ kernels into a cache, once per torch version, sources and compiler.
 
 The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder: one folder per
-key (sources, torch, flags, C++ ABI, machine) with a library and its description per compiler, and
-the folder ``objects`` of :mod:`qfuse.kernels.compilation.objects`. A library whose description or
-checksum does not match is rebuilt, and the reason is logged.
+key (sources, torch, flags, C++ ABI, machine) with the libraries and their descriptions per compiler,
+and the folder ``objects`` of :mod:`qfuse.kernels.compilation.objects`. There are several libraries,
+see :mod:`qfuse.kernels.compilation.parts`, each built when it is asked for. A library whose
+description or checksum does not match is rebuilt, and the reason is logged.
 
 A wheel may ship libraries in the same form, in the folder ``prebuilt`` beside this file (made by
 :func:`copy_library`, packed by ``hatch_build.py``). A matching one is taken before the cache.
@@ -22,7 +23,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -40,14 +41,15 @@ from qfuse.kernels.compilation.compiler import (
     sanitizer_flags,
 )
 from qfuse.kernels.compilation.objects import ObjectCache
+from qfuse.kernels.compilation.parts import CORE, described, duration, part_of
 from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.compilation.waiting import build_lock
 
 _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
-_PREBUILT = Path(__file__).with_name("prebuilt")
-_FORMAT = 1  # of the cache entries
+PREBUILT = Path(__file__).with_name("prebuilt")
+_FORMAT = 2  # of the cache entries
 _OBJECTS = "objects"
 
 # No contraction to fused multiply-add, so that all instruction sets are bit-identical. No -march:
@@ -68,6 +70,12 @@ _PLAIN_LOOPS = {
     "matmul/deep_sums.cpp": ("-O3",),
     "matmul/pack_right.cpp": ("-O3",),
 }
+# Those that take longest are compiled first, so that no core waits for one at the end.
+_SLOW = {
+    "quantized/real_avx512.cpp", "isa/avx2.cpp", "isa/portable.cpp", "register.cpp",
+    "packages/chain.cpp", "isa/avx512.cpp", "isa/avx512_vnni.cpp", "tensors.cpp",
+    "packages/run_package.cpp",
+}  # fmt: skip
 _AVX2_FLAGS = ("-mavx2", "-mfma")
 _AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 _X86_FLAGS = {
@@ -125,6 +133,11 @@ def library_key() -> str:
     return _key(_SOURCES)
 
 
+def folder_name(key: str) -> str:
+    """Return the name of the folder of the libraries of a key."""
+    return key[:24]
+
+
 def copy_library(library: Path, to: Path) -> Path:
     """Copy a cached library with its description into a folder of prebuilt libraries.
 
@@ -156,9 +169,11 @@ def copy_library(library: Path, to: Path) -> Path:
 
 def build(
     compiler: KernelCompiler | None,
+    part: str = CORE,
     *,
+    ahead: Sequence[str] = (),
     sources: Path = _SOURCES,
-    prebuilt: Path = _PREBUILT,
+    prebuilt: Path = PREBUILT,
     rebuild: bool = False,
     say: Say = None,
 ) -> tuple[Path, bool]:
@@ -168,6 +183,8 @@ def build(
 
     Args:
         compiler: The compiler; ``None`` uses a cached library from any compiler.
+        part: Which library.
+        ahead: Others that are built at the same time, if this one has to be compiled.
         sources: Folder of the C++ files.
         prebuilt: Folder of libraries that ship with the package.
         rebuild: Compile even if a library is cached.
@@ -181,34 +198,44 @@ def build(
             folder cannot be used.
     """
     key = _key(sources)
-    folder = kernel_cache() / key[:24]
+    folder = kernel_cache() / folder_name(key)
     if not rebuild:
         # Without the lock: the cache may be read-only. A shipped library may be of any compiler.
-        found = _cached(prebuilt / key[:24], key, None, level=logging.WARNING) or _cached(
-            folder, key, compiler, level=logging.DEBUG
-        )
+        found = _cached(
+            prebuilt / folder_name(key), key, part, None, level=logging.WARNING
+        ) or _cached(folder, key, part, compiler, level=logging.DEBUG)
         if found is not None:
             return found, False
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with build_lock(folder / "lock", folder.parent / _OBJECTS, seconds=build_seconds()):
             if not rebuild:
-                found = _cached(folder, key, compiler, level=logging.WARNING)
+                found = _cached(folder, key, part, compiler, level=logging.WARNING)
                 if found is not None:
                     return found, False
             if compiler is None:
-                raise KernelBuildError(
-                    "no C++ compiler was found",
-                    fix="install a C++20 compiler (g++ or clang++), or set CXX; "
-                    "qfuse doctor shows details",
-                )
-            return _compile(folder, key, compiler, sources, say), True
+                raise _no_compiler(part)
+            missing = [
+                name
+                for name in ahead
+                if name != part and not _cached(folder, key, name, compiler, level=logging.DEBUG)
+            ]
+            _compile(folder, key, compiler, sources, [part, *missing], say)
+            return _library_path(folder, part, compiler), True
     except OSError as error:
         raise KernelBuildError(
             f"the kernel cache cannot be used: {error}",
             where=str(folder),
             fix="point QFUSE_CACHE_DIR at a folder that can be written to",
         ) from error
+
+
+def _no_compiler(part: str) -> KernelBuildError:
+    what = f"the kernels for {part} are not built, and " if part else ""
+    return KernelBuildError(
+        f"{what}no C++ compiler was found",
+        fix="install a C++20 compiler (g++ or clang++), or set CXX; qfuse doctor shows details",
+    )
 
 
 def _digest(data: bytes) -> str:
@@ -235,18 +262,24 @@ def _key(sources: Path) -> str:
     return _digest(json.dumps(facts, sort_keys=True).encode())
 
 
-def _library_path(folder: Path, compiler: KernelCompiler) -> Path:
+def _stem(part: str) -> str:
+    return f"qfuse_kernels_{part}" if part else "qfuse_kernels"
+
+
+def _library_path(folder: Path, part: str, compiler: KernelCompiler) -> Path:
     # Not in the key: without a compiler, a library from any compiler will do.
     who = _digest(json.dumps(asdict(compiler)).encode())[:12]
-    return folder / f"qfuse_kernels-{who}.so"
+    return folder / f"{_stem(part)}-{who}.so"
 
 
-def _cached(folder: Path, key: str, compiler: KernelCompiler | None, *, level: int) -> Path | None:
+def _cached(
+    folder: Path, key: str, part: str, compiler: KernelCompiler | None, *, level: int
+) -> Path | None:
     candidates = (
         # Sorted, so that all processes take the same one.
-        sorted(folder.glob("qfuse_kernels-*.so"))
+        sorted(folder.glob(f"{_stem(part)}-*.so"))
         if compiler is None
-        else [_library_path(folder, compiler)]
+        else [_library_path(folder, part, compiler)]
     )
     for library in candidates:
         if not library.exists():
@@ -269,22 +302,42 @@ def _validate(library: Path, key: str) -> None:
         raise CacheError("its bytes are not those that were written")
 
 
-def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path, say: Say) -> Path:
-    library = _library_path(folder, compiler)
-    files = [path for path in _files(sources) if path.suffix == ".cpp"]
-    what = "compiling qfuse's kernels (only once): %d files, some minutes, with %s"
-    _log.log(logging.INFO if say else logging.WARNING, what, len(files), compiler.version)
+def _compile(  # noqa: PLR0913, PLR0917 - what a build consists of
+    folder: Path,
+    key: str,
+    compiler: KernelCompiler,
+    sources: Path,
+    parts: Sequence[str],
+    say: Say,
+) -> None:
+    cache = ObjectCache(folder.parent / _OBJECTS, sources.resolve(), compiler.version)
+    files = [
+        path
+        for path in _files(sources)
+        if path.suffix == ".cpp" and part_of(_name(path, sources)) in parts
+    ]
+    files.sort(key=lambda path: _name(path, sources) not in _SLOW)
+    what = "compiling qfuse's kernels (only once): %s: %d files, %s, with %s"
+    level = logging.INFO if say else logging.WARNING
+    _log.log(level, what, described(parts), len(files), duration(parts), compiler.version)
+    objects: dict[str, list[Path]] = {part: [] for part in parts}
+    with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
+        # Raises what a compiler raised.
+        made = pool.map(partial(_object, cache, compiler), files)
+        for count, (file, path) in enumerate(zip(files, made, strict=True), 1):
+            objects[part_of(_name(file, sources))].append(path)
+            if say is not None:
+                say(f"compiling the kernels (only once): {count} of {len(files)} files")
+    # The one that was asked for last: if that is there, the others are.
+    for part in reversed(parts):
+        _link(_library_path(folder, part, compiler), key, compiler, objects[part])
+    cache.remove_old()
+
+
+def _link(library: Path, key: str, compiler: KernelCompiler, objects: Sequence[Path]) -> None:
     # In the cache, since a rename is atomic within one file system only.
-    with scratch_folder(".new-", folder) as temporary:
+    with scratch_folder(".new-", library.parent) as temporary:
         new = Path(temporary, library.name)
-        cache = ObjectCache(folder.parent / _OBJECTS, sources.resolve(), compiler.version)
-        objects: list[Path] = []
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            # Raises what a compiler raised.
-            for path in pool.map(partial(_object, cache, compiler), files):
-                objects.append(path)
-                if say is not None:
-                    say(f"compiling the kernels (only once): {len(objects)} of {len(files)} files")
         link = [*compiler.command, *_link_flags(), "-o", str(new), *map(str, objects), *_LIBRARIES]
         try:
             run_compiler(link)
@@ -292,14 +345,12 @@ def _compile(folder: Path, key: str, compiler: KernelCompiler, sources: Path, sa
             for path in objects:
                 path.unlink(missing_ok=True)
             raise
-        cache.remove_old()
         entry = BuildEntry(key, compiler.version, _digest(new.read_bytes()))
         described = new.with_suffix(".json")
         described.write_text(json.dumps(asdict(entry)), encoding="utf-8")
         # Each file is replaced atomically; between the two, the library fails its checksum.
         new.replace(library)
         described.replace(library.with_suffix(".json"))
-    return library
 
 
 def _object(cache: ObjectCache, compiler: KernelCompiler, source: Path) -> Path:

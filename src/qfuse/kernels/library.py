@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,10 @@ from torch._ops import OpOverload
 from qfuse.ir.errors import CacheError, OptionsError
 from qfuse.kernels.build import (
     BuildEntry,
+    Say,
     build,
+    folder_name,
+    library_key,
     read_description,
 )
 from qfuse.kernels.cat_ops import cat_channels
@@ -28,6 +31,7 @@ from qfuse.kernels.compilation.compiler import (
     KernelBuildError,
     find_kernel_compiler,
 )
+from qfuse.kernels.compilation.parts import PATHS, expected_parts
 from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.convolution_ops import (
     convolution_depthwise_w8a8,
@@ -49,6 +53,7 @@ from qfuse.kernels.image_activation import image_activation_quantized
 from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
+from qfuse.kernels.paths import PathLoader
 from qfuse.kernels.rowwise import ROWWISE_OPS
 from qfuse.kernels.weight_only import linear_w4a16, linear_w8a16, linear_w16a32
 from qfuse.kernels.weight_only_convolution import convolution_w4a16, convolution_w8a16
@@ -94,9 +99,11 @@ class KernelLibrary:
     Attributes:
         available: Whether the ops can be called.
         reason: Why they cannot; "" if they can.
-        path: The loaded library; ``None`` if one had already been loaded by its path.
-        compiled: Whether it was compiled now rather than found in the cache.
-        instruction_sets: The paths that this processor supports, the best one last.
+        path: The loaded core; ``None`` if one had already been loaded by its path.
+        compiled: Whether something was compiled now rather than found in the cache.
+        instruction_sets: The paths that this processor supports, the best one last. Their libraries
+            are loaded, and compiled, when they are needed.
+        default: The one that is used; "" if none is.
     """
 
     available: bool
@@ -104,23 +111,30 @@ class KernelLibrary:
     path: Path | None = None
     compiled: bool = False
     instruction_sets: tuple[str, ...] = ()
+    default: str = ""
 
-    def image(self) -> KernelImage:
-        """Return the loaded library as bytes.
+    def images(self) -> tuple[KernelImage, ...]:
+        """Return the libraries of every path of the architecture as bytes, the core first.
+
+        Those that are missing are compiled. Without a compiler they are left out, with a warning.
 
         Raises:
-            CacheError: Its file is gone or is another one, or it was loaded by its path.
+            CacheError: A file is gone or is another one, or the core was loaded by its path.
         """
         if self.path is None:
             raise CacheError("the kernels were loaded by their path, not by qfuse")
-        entry = read_description(self.path)
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise CacheError(f"the kernels cannot be read: {error}") from error
-        if hashlib.sha256(data).hexdigest() != entry.sha256:
-            raise CacheError("the file of the kernels is not the one that was loaded")
-        return KernelImage(self.path.name, entry, data)
+        return tuple(_image(path) for path in (self.path, *_LOADER.libraries_to_save()))
+
+
+def _image(path: Path) -> KernelImage:
+    entry = read_description(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CacheError(f"the kernels cannot be read: {error}") from error
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise CacheError("the file of the kernels is not the one that was loaded")
+    return KernelImage(path.name, entry, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +158,38 @@ class _Loader:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._result: KernelLibrary | None = None
+        self.paths = PathLoader()
 
-    def load(self, say: Callable[[str], None] | None) -> KernelLibrary:
+    def load(self, say: Say) -> KernelLibrary:
         with self._lock:
             if self._result is None:
                 self._result = _load(say)
             return self._result
 
-    def load_image(self, image: KernelImage) -> KernelLibrary:
+    def load_images(self, images: Sequence[KernelImage]) -> KernelLibrary:
         with self._lock:
             if self._result is None or not self._result.available:
-                self._result = _load_image(image)
+                self._result = _load_images(images)
             return self._result
+
+    def libraries_to_save(self) -> list[Path]:
+        try:
+            return self.paths.every_library()
+        except KernelBuildError as error:
+            found = self.paths.found_libraries()
+            missing = ", ".join(part for part in PATHS if part not in found)
+            _log.warning("saved without the kernels for %s: %s", missing, error)
+            return list(found.values())
 
 
 _LOADER = _Loader()
 
 
-def load(say: Callable[[str], None] | None = None) -> KernelLibrary:
-    """Load the kernels once per process, compiling them if they are not cached (a few minutes).
+def load(say: Say = None) -> KernelLibrary:
+    """Load the kernels once per process, compiling them if they are not cached (about a minute).
 
-    The environment variable ``QFUSE_ISA`` names the instruction set to use instead of the best.
+    Only what this processor runs is compiled. The environment variable ``QFUSE_ISA`` names the
+    instruction set to use instead of the best.
 
     Args:
         say: Called with how far the compiler is; without it, a warning says that it runs.
@@ -174,21 +199,38 @@ def load(say: Callable[[str], None] | None = None) -> KernelLibrary:
 
     Raises:
         OptionsError: ``QFUSE_ISA`` names an instruction set that this machine does not support.
+        KernelBuildError: Its kernels are missing and cannot be built.
     """
     return _LOADER.load(say)
 
 
-def load_image(image: KernelImage) -> KernelLibrary:
+def load_images(images: Sequence[KernelImage]) -> KernelLibrary:
     """Load kernels that were saved, unless the process has kernels already.
 
     Args:
-        image: A library of this version's sources, see :func:`qfuse.kernels.build.library_key`.
+        images: What :meth:`KernelLibrary.images` returned, by this version's sources: see
+            :func:`qfuse.kernels.build.library_key`.
 
     Raises:
-        OSError: It cannot be written to a temporary folder, or cannot be loaded.
+        OSError: They cannot be written to a temporary folder, or cannot be loaded.
         OptionsError: ``QFUSE_ISA`` names an instruction set that this machine does not support.
+        KernelBuildError: Its kernels are missing and cannot be built.
     """
-    return _LOADER.load_image(image)
+    return _LOADER.load_images(images)
+
+
+def build_every_path(say: Say = None) -> list[Path]:
+    """Return the libraries of all instruction sets of this architecture but the core.
+
+    Those that are missing are compiled. Otherwise each is when it is first used.
+
+    Args:
+        say: Called with how far the compiler is; without it, a warning says that it runs.
+
+    Raises:
+        KernelBuildError: One is missing and cannot be built.
+    """
+    return _LOADER.paths.every_library(say)
 
 
 def c_declarations() -> dict[OpOverload, str]:
@@ -212,6 +254,7 @@ def instruction_set(name: str) -> Iterator[None]:
 
     Raises:
         OptionsError: It is not supported here, or the kernels are not loaded.
+        KernelBuildError: Its kernels are missing and cannot be built.
     """
     library = load()
     before = torch.ops.qfuse.chosen_kernels() if library.available else ""
@@ -222,71 +265,112 @@ def instruction_set(name: str) -> Iterator[None]:
         torch.ops.qfuse.choose_kernels(before)
 
 
-def _choose(library: KernelLibrary, name: str) -> None:
+def _choose(library: KernelLibrary, name: str, say: Say = None) -> bool:
     if name not in library.instruction_sets:
         raise OptionsError(
             f"no kernels for the instruction set {name!r} on this machine",
             fix=f"one of: {', '.join(library.instruction_sets) or library.reason}",
         )
+    compiled = _LOADER.paths.load(name, say)
     torch.ops.qfuse.choose_kernels(name)
+    return compiled
 
 
 def _register(path: Path) -> None:
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
 
 
-def is_loaded() -> bool:
-    """Whether this process has the ops."""
+def _is_registered() -> bool:
     return hasattr(torch.ops.qfuse, "linear_w8a8")
 
 
-def _load(say: Callable[[str], None] | None) -> KernelLibrary:
-    if is_loaded():
+def is_loaded() -> bool:
+    """Whether this process has the ops, and a path that runs them."""
+    return _is_registered() and bool(torch.ops.qfuse.loaded_kernels())
+
+
+def _load(say: Say) -> KernelLibrary:
+    if _is_registered():
         # Loading two libraries that define the same ops aborts the process.
-        return _loaded(None, compiled=False)
-    compiler = find_kernel_compiler()
+        try:
+            _check_registered()
+        except KernelBuildError as error:
+            return _unavailable(error)
+        return _loaded(None, compiled=False, say=say)
     try:
-        path, compiled = build(compiler, say=say)
+        compiler = find_kernel_compiler()
+        ahead = expected_parts(torch.cpu.get_capabilities(), os.environ.get(ISA_VARIABLE, ""))
+        path, compiled = build(compiler, ahead=ahead, say=say)
         try:
             _register(path)
         except OSError as error:
             # Intact, but built for a different system, such as another C library.
             _log.warning("kernel library %s cannot be loaded and is rebuilt: %s", path, error)
-            path, compiled = build(compiler, rebuild=True, say=say)
+            path, compiled = build(compiler, ahead=ahead, rebuild=True, say=say)
             _register(path)
     except (KernelBuildError, OSError) as error:
-        # Log only the first line; the code that shows `reason` prints the fix.
-        reason = str(error)
-        _log.warning("no own kernels: %s", reason.partition("\n")[0])
-        return KernelLibrary(available=False, reason=reason)
-    return _loaded(path, compiled=compiled)
+        return _unavailable(error)
+    return _loaded(path, compiled=compiled, say=say)
 
 
-def _load_image(image: KernelImage) -> KernelLibrary:
-    if is_loaded():
-        return _loaded(None, compiled=False)
-    # Until the process ends: the library may be saved again.
+def _unavailable(error: Exception) -> KernelLibrary:
+    # Log only the first line; the code that shows `reason` prints the fix.
+    reason = str(error)
+    _log.warning("no own kernels: %s", reason.partition("\n")[0])
+    return KernelLibrary(available=False, reason=reason)
+
+
+def _check_registered() -> None:
+    """Refuse a core that was loaded by its path, unless paths of these sources fit to it."""
+    file = Path(torch.ops.qfuse.kernel_file())
+    try:
+        same = read_description(file).key == library_key()
+    except CacheError:
+        same = False
+    if not same:
+        raise KernelBuildError(
+            "the process has loaded kernels that are not those of this qfuse",
+            where=str(file),
+            fix="call qfuse.kernels.load() instead of torch.ops.load_library",
+        )
+
+
+def _load_images(images: Sequence[KernelImage]) -> KernelLibrary:
+    if _is_registered():
+        return _load(None)
+    # Until the process ends: the libraries may be saved again.
     stack = contextlib.ExitStack()
-    path = stack.enter_context(scratch_folder("qfuse-kernels-")) / image.name
+    place = stack.enter_context(scratch_folder("qfuse-kernels-"))
     atexit.register(stack.close)
-    path.write_bytes(image.data)
-    path.with_suffix(".json").write_text(json.dumps(asdict(image.entry)), encoding="utf-8")
-    _register(path)
-    return _loaded(path, compiled=False)
+    folder = place / folder_name(images[0].entry.key)
+    folder.mkdir()
+    for image in images:
+        path = folder / image.name
+        path.write_bytes(image.data)
+        path.with_suffix(".json").write_text(json.dumps(asdict(image.entry)), encoding="utf-8")
+    _LOADER.paths.shipped = place
+    _register(folder / images[0].name)
+    return _loaded(folder / images[0].name, compiled=False, say=None)
 
 
-def _loaded(path: Path | None, *, compiled: bool) -> KernelLibrary:
+def _loaded(path: Path | None, *, compiled: bool, say: Say) -> KernelLibrary:
     for op in OPS:
         # After loading: a fake is registered for the schema that the library defines.
         op.register_fake()
     # Compiled packages, also those from a cache, refer to the functions by name.
     torch.ops.qfuse.publish_c_functions()
-    library = KernelLibrary(
+    name = os.environ.get(ISA_VARIABLE)
+    found = KernelLibrary(
         available=True,
         path=path,
-        compiled=compiled,
         instruction_sets=tuple(torch.ops.qfuse.list_kernels()),
     )
-    if name := os.environ.get(ISA_VARIABLE):
-        _choose(library, name)
-    return library
+    if name:
+        more = _choose(found, name, say)
+    else:
+        try:
+            more = _LOADER.paths.load_any(say)
+        except KernelBuildError as error:
+            return _unavailable(error)
+    default = name or torch.ops.qfuse.loaded_kernels()[-1]
+    return replace(found, compiled=compiled or more, default=default)

@@ -23,5 +23,5 @@ def kernel_table(library: KernelLibrary) -> Table:
     machine = f"{platform.system()} {platform.machine()}"
     table.add_row("built for", f"torch {torch.__version__}, {machine}")
     table.add_row("instruction sets", ", ".join(library.instruction_sets))
-    table.add_row("used by default", library.instruction_sets[-1])
+    table.add_row("used by default", library.default)
     return table

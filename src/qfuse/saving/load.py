@@ -27,7 +27,7 @@ from qfuse.saving.code import read_code
 from qfuse.saving.codec import BAD_DATA, decoding, from_data
 from qfuse.saving.container import Container, open_bytes, open_file
 from qfuse.saving.graphs import graph_from_data
-from qfuse.saving.model import KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
+from qfuse.saving.model import MODEL, PLAN, REPORT, WEIGHTS, SavedModel, kernel_member
 from qfuse.saving.save import machine_name
 from qfuse.saving.tensors import TensorReader
 from qfuse.saving.trees import TreeReader
@@ -138,9 +138,16 @@ def _load_kernels(file: Container) -> None:
         return
     if needs["key"] != library_key():
         raise _other_kernels(file, needs["key"])
-    entry = BuildEntry(needs["key"], needs["compiler"], needs["sha256"])
+    images = [
+        KernelImage(
+            Path(facts["name"]).name,
+            BuildEntry(needs["key"], facts["compiler"], facts["sha256"]),
+            file.read(kernel_member(number)),
+        )
+        for number, facts in enumerate(needs["libraries"])
+    ]
     try:
-        kernels.load_image(KernelImage(Path(needs["name"]).name, entry, file.read(KERNELS)))
+        library = kernels.load_images(images)
     except OSError as error:
         raise ModelFileError(
             f"its kernels cannot be loaded: {error}",
@@ -148,6 +155,8 @@ def _load_kernels(file: Container) -> None:
             fix="check that the folder for temporary files has space and that libraries can be "
             "loaded from it (noexec); TMPDIR sets another one",
         ) from error
+    if not library.available:
+        raise ModelFileError(f"its kernels do not run here: {library.reason}", where=file.name)
 
 
 def _other_kernels(file: Container, key: str) -> ModelFileError:

@@ -13,13 +13,18 @@ from qfuse.ir.graph.stage_graph import LoweredGraph, Signature
 from qfuse.ir.signature._tree_api import unflatten
 from qfuse.report import Report
 
-WEIGHTS, CODE, KERNELS = "weights", "code.pt2", "kernels.so"
+WEIGHTS, CODE = "weights", "code.pt2"
 MODEL, REPORT, PLAN = "model.json", "report.json", "plan.txt"
 
 
 def code_member(part: int) -> str:
     """Return the name of the package of a part of a chain."""
     return f"code-{part}.pt2"
+
+
+def kernel_member(number: int) -> str:
+    """Return the name of a library of kernels; the first one is the core."""
+    return f"kernels-{number}.so"
 
 
 @dataclass(frozen=True, slots=True)

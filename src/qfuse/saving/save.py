@@ -25,7 +25,7 @@ from qfuse.saving.code import isa_of, write_code
 from qfuse.saving.codec import UnknownValueError, to_data
 from qfuse.saving.container import Chunks, write_bytes, write_file
 from qfuse.saving.graphs import graph_to_data
-from qfuse.saving.model import KERNELS, MODEL, PLAN, REPORT, WEIGHTS, SavedModel
+from qfuse.saving.model import MODEL, PLAN, REPORT, WEIGHTS, SavedModel, kernel_member
 from qfuse.saving.tensors import TensorWriter
 from qfuse.saving.trees import tree_to_data
 
@@ -82,7 +82,8 @@ def _parts(model: SavedModel) -> tuple[dict[str, Any], dict[str, Chunks]]:
         data["code"], packages = write_code(runner, tensors)
         members |= packages
     if uses_own_kernels(eager.module.graph):
-        manifest["kernels"], members[KERNELS] = _kernels()
+        manifest["kernels"], libraries = _kernels()
+        members |= libraries
     data["tensors"] = tensors.table()
     members[MODEL] = [_json(data)]
     members[REPORT] = [_json(_report(model.report))]
@@ -139,17 +140,23 @@ def _default(value: Any) -> list[Any] | None:
         return None
 
 
-def _kernels() -> tuple[dict[str, str], Chunks]:
+def _kernels() -> tuple[dict[str, Any], dict[str, Chunks]]:
+    """Return what describes the libraries of every path, and the libraries."""
     try:
-        image = kernels.load().image()
+        images = kernels.load().images()
     except CacheError as error:
         raise ModelFileError(
             f"the kernels that the model calls cannot be saved: {error.what}",
             fix="save in a process that compiled the model with qfuse.compile",
         ) from error
-    entry = image.entry
-    facts = {"name": image.name, "key": entry.key, "compiler": entry.compiler}
-    return {**facts, "sha256": entry.sha256}, [image.data]
+    facts = [
+        {"name": image.name, "compiler": image.entry.compiler, "sha256": image.entry.sha256}
+        for image in images
+    ]
+    members: dict[str, Chunks] = {
+        kernel_member(number): [image.data] for number, image in enumerate(images)
+    }
+    return {"key": images[0].entry.key, "libraries": facts}, members
 
 
 def _report(report: Report) -> Any:

@@ -1,7 +1,7 @@
 // The functions of the ops, with the arguments that the dispatcher passes: for register.cpp alone.
 #pragma once
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <string_view>

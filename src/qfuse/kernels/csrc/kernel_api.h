@@ -1,9 +1,9 @@
 // The interface between the instruction-set paths and the operators: plain structures and function
 // pointers.
 //
-// The paths (isa/*.cpp) are compiled with their own flags, so they must not include anything that
-// defines inline functions with external linkage: the linker could keep the copy compiled for
-// AVX512 for all callers.
+// Each path (isa/*.cpp) is a library of its own, compiled with its own flags. It must not include
+// anything that defines inline functions with external linkage: the loader could keep the copy
+// compiled for AVX512 for all callers.
 #pragma once
 
 #include <cstdint>
@@ -355,6 +355,8 @@ struct GroupKernels {
   void (*bytes)(const GroupTile& tile, float* totals);
 };
 
+struct DigitKernels;
+
 // One instruction-set path.
 struct Path {
   const char* name;
@@ -382,18 +384,12 @@ struct Path {
   const RealKernels* real;
   const RowKernels* rows;
   const GroupKernels* groups;
+  const DigitKernels* digits;  // null where a path has none
 };
 
-const Path& portable_path();
-#if defined(__x86_64__)
-const Path& avx2_path();
-const Path& avx_vnni_path();
-const Path& avx_vnni_evex_path();  // the same kernels for processors with AVX512-VNNI
-const Path& avx512_path();
-const Path& avx512_vnni_path();
-const Path& brgemm_path();
-// Whether oneDNN is usable now: it may be disabled, or limited to fewer instruction sets.
-bool brgemm_runs();
-#endif
-
 }  // namespace qfuse
+
+// The function that the library of a path exports, see isa/select.cpp. `base` is the path that it
+// begins with, or null if it needs none.
+#define QFUSE_PATH_LIBRARY \
+  extern "C" __attribute__((visibility("default"))) const qfuse::Path* qfuse_path

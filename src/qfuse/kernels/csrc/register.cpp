@@ -10,10 +10,6 @@
 
 namespace {
 
-void choose_kernels(std::string_view name) {
-  TORCH_CHECK(qfuse::choose_path(name), "no kernel path '", name, "' on this processor");
-}
-
 // Every kernel: the name of its op, and its function.
 #define QFUSE_KERNELS(KERNEL) \
   KERNEL(linear_w8a8, linear_w8a8) \
@@ -44,12 +40,17 @@ void choose_kernels(std::string_view name) {
   KERNEL(activation_quantized, activation_quantized) \
   KERNEL(image_activation_quantized, image_activation_quantized)
 
-// Makes the C functions visible to libraries that are loaded from now on.
-void publish_c_functions() {
+// The file of this library.
+std::string kernel_file() {
   static const char here = 0;
   Dl_info info;
-  TORCH_CHECK(dladdr(&here, &info) != 0 &&
-                  dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL) != nullptr,
+  TORCH_CHECK(dladdr(&here, &info) != 0, "the file of the kernel library is not known");
+  return info.dli_fname;
+}
+
+// Makes the C functions visible to libraries that are loaded from now on.
+void publish_c_functions() {
+  TORCH_CHECK(dlopen(kernel_file().c_str(), RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL) != nullptr,
               "the kernel library cannot be made visible to others");
 }
 
@@ -67,11 +68,15 @@ c10::Dict<std::string, std::string> c_functions() {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(qfuse, m) {
+  m.def("kernel_file() -> str", &kernel_file);
   m.def("publish_c_functions() -> ()", &publish_c_functions);
   m.def("c_functions() -> Dict(str, str)", &c_functions);
   m.def("list_kernels() -> str[]", &qfuse::path_names);
+  m.def("loaded_kernels() -> str[]", &qfuse::loaded_paths);
+  m.def("missing_kernels(str name) -> str[]", &qfuse::missing_libraries);
+  m.def("load_kernels(str library, str file) -> ()", &qfuse::load_path);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
-  m.def("choose_kernels(str name) -> ()", &choose_kernels);
+  m.def("choose_kernels(str name) -> ()", &qfuse::choose_path);
 }
 
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {

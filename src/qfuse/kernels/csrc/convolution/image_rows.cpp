@@ -1,8 +1,8 @@
 #include "convolution/image_rows.h"
 
-#include <ATen/ops/empty.h>
-
 #include <optional>
+
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -65,7 +65,7 @@ std::vector<ImageRows> JoinedImages::rows() const {
 }
 
 at::Tensor JoinedImages::empty(at::ScalarType type) const {
-  return at::empty(shape, parts[0].options().dtype(type), format);
+  return empty_tensor(shape, parts[0].options().dtype(type), format);
 }
 
 }  // namespace qfuse

@@ -1,8 +1,7 @@
 #include "convolution/layout.h"
 
-#include <ATen/ops/empty.h>
-
 #include "quantized/stored.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -95,10 +94,10 @@ Result result_of(const at::Tensor& x, const Geometry& g, at::ScalarType type) {
   const bool last = g.batched && is_channels_last(format);
   const auto options = x.options().dtype(type);
   const at::Tensor result =
-      at::empty(g.shape(), options, last ? format : at::MemoryFormat::Contiguous);
+      empty_tensor(g.shape(), options, last ? format : at::MemoryFormat::Contiguous);
   const bool same = last || g.features == 1 || g.pixels() == 1;
   const int64_t count = g.images * g.pixels();
-  return {result, same ? result : at::empty({count, g.features}, options)};
+  return {result, same ? result : empty_tensor({count, g.features}, options)};
 }
 
 at::Tensor finished(const Result& r, const Geometry& g) {

@@ -58,8 +58,4 @@ struct DigitKernels {
   void (*multiply)(const DigitTile& tile, float* sums);
 };
 
-#if defined(__x86_64__)
-const DigitKernels& digits_avx512_vnni();
-#endif
-
 }  // namespace qfuse

@@ -8,14 +8,6 @@ namespace {
 
 constexpr int64_t kWhole = 16;  // input features that are written at a time
 
-// Those of a path, or null.
-const DigitKernels* kernels_of(const Path& path) {
-#if defined(__x86_64__)
-  if (&path == &avx512_vnni_path() || &path == &brgemm_path()) return &digits_avx512_vnni();
-#endif
-  return nullptr;
-}
-
 bool multiplies(const RealWeight& w) {
   return w.format == Format::eight && w.whole && w.depth() <= kMostDigitDepth;
 }
@@ -29,7 +21,7 @@ void clear(const DigitPlace& place, int64_t groups) {
 
 Digits::Digits(const Path& path, const RealWeight& weight, const Rows& x) : rows_(x.rows) {
   if (!multiplies(weight)) return;
-  kernels_ = kernels_of(path);
+  kernels_ = path.digits;
   if (!kernels_) return;
   const int64_t most = rows_ > kFourDigitRows ? kMostDigits - 1 : kMostDigits;
   const int64_t groups = (x.columns + kWhole - 1) / kWhole * (kWhole / kGroup);

@@ -16,10 +16,8 @@ void release() {}
 
 }  // namespace
 
-namespace qfuse {
-
-const Path& avx2_path() {
-  static const Path path{
+QFUSE_PATH_LIBRARY(const qfuse::Path*) {
+  static const qfuse::Path path{
       .name = "avx2",
       .tile_rows = &widened_tile_rows,
       .dense = false,
@@ -33,8 +31,6 @@ const Path& avx2_path() {
       .rows = &row_kernels,
       .groups = &group_kernels,
   };
-  return path;
+  return &path;
 }
-
-}  // namespace qfuse
 #endif

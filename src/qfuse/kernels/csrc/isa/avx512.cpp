@@ -1,5 +1,5 @@
-// AVX512 without dot product instructions of bytes. All but the products is also what the paths
-// with them use.
+// AVX512 without dot product instructions of bytes. All but the products is also what the path with
+// them uses.
 #if defined(__x86_64__)
 #include <immintrin.h>
 
@@ -17,10 +17,8 @@ void release() {}
 
 }  // namespace
 
-namespace qfuse {
-
-const Path& avx512_path() {
-  static const Path path{
+QFUSE_PATH_LIBRARY(const qfuse::Path*) {
+  static const qfuse::Path path{
       .name = "avx512",
       .tile_rows = &widened_tile_rows,
       .dense = false,
@@ -30,12 +28,10 @@ const Path& avx512_path() {
       .finish = &finish,
       .finish_halves = &finish_halves,
       .release = &release,
-      .real = &real_avx512(),
+      .real = &qfuse::real_avx512(),
       .rows = &row_kernels,
       .groups = &group_kernels,
   };
-  return path;
+  return &path;
 }
-
-}  // namespace qfuse
 #endif

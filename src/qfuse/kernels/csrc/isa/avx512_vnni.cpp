@@ -57,8 +57,8 @@ void multiply(const qfuse::Tile& t, int32_t* sums) {
 
 int64_t tile_rows(int64_t) { return kRows; }
 
-qfuse::Path path_with_dots() {
-  qfuse::Path path = qfuse::avx512_path();
+qfuse::Path path_with_dots(const qfuse::Path& avx512) {
+  qfuse::Path path = avx512;
   path.name = "avx512_vnni";
   path.tile_rows = &tile_rows;
   path.multiply = &multiply;
@@ -66,19 +66,14 @@ qfuse::Path path_with_dots() {
   path.depthwise = &depthwise;
   path.depthwise_quantized = &depthwise_quantized;
   path.groups = &group_kernels;
+  path.digits = &digit_kernels;
   return path;
 }
 
 }  // namespace
 
-namespace qfuse {
-
-const Path& avx512_vnni_path() {
-  static const Path path = path_with_dots();
-  return path;
+QFUSE_PATH_LIBRARY(const qfuse::Path* base) {
+  static const qfuse::Path path = path_with_dots(*base);
+  return &path;
 }
-
-const DigitKernels& digits_avx512_vnni() { return digit_kernels; }
-
-}  // namespace qfuse
 #endif

@@ -14,12 +14,8 @@
 #pragma clang attribute pop
 #endif
 
-namespace qfuse {
-
-const Path& avx_vnni_path() {
-  static const Path path = path_with_dots();
-  return path;
+QFUSE_PATH_LIBRARY(const qfuse::Path* base) {
+  static const qfuse::Path path = path_with_dots(*base);
+  return &path;
 }
-
-}  // namespace qfuse
 #endif

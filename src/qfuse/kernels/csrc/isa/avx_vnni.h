@@ -124,8 +124,8 @@ int64_t tile_rows(int64_t rows) {
 }
 
 // Everything but the products of bytes is that of AVX2.
-qfuse::Path path_with_dots() {
-  qfuse::Path path = qfuse::avx2_path();
+qfuse::Path path_with_dots(const qfuse::Path& avx2) {
+  qfuse::Path path = avx2;
   path.name = "avx_vnni";
   path.tile_rows = &tile_rows;
   path.multiply = &multiply;

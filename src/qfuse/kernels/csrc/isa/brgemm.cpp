@@ -16,8 +16,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "kernel_api.h"
-#include "quantized/real_avx512.h"
+#include "isa/brgemm.h"
 
 namespace qfuse {
 namespace {
@@ -41,6 +40,9 @@ bool multiplies() {
     return false;
   }
 }
+
+// The path whose kernels are used for everything else.
+const Path* avx512_vnni = nullptr;
 
 bool switched_on() { return at::globalContext().userEnabledMkldnn(); }
 
@@ -77,7 +79,7 @@ void multiply(const Tile& t, int32_t* sums) {
 
 // bfloat16 uses oneDNN if it supports it, all other types use qfuse's kernels.
 void multiply_real(const RealTile& t, Real type, float* sums) {
-  if (type != Real::bf16 || !runs_bf16()) return real_avx512().multiply(t, type, sums);
+  if (type != Real::bf16 || !runs_bf16()) return avx512_vnni->real->multiply(t, type, sums);
   if (t.groups == 0) {
     if (!t.add) std::fill_n(sums, t.rows * kBlock, 0.0f);
     return;
@@ -94,16 +96,16 @@ void multiply_real(const RealTile& t, Real type, float* sums) {
   if (whole < t.rows) piece(whole, t.rows - whole);
 }
 
-const RealKernels& real_kernels() {
-  const RealKernels& own = real_avx512();
-  static const RealKernels kernels{own.type_for, &multiply_real, own.depthwise, own.four,
-                                   own.eight,    own.e4m3,       own.e5m2,      own.half};
+RealKernels real_kernels() {
+  RealKernels kernels = *avx512_vnni->real;
+  kernels.multiply = &multiply_real;
   return kernels;
 }
 
-const GroupKernels& group_kernels() {
-  const GroupKernels& own = *avx512_vnni_path().groups;
-  static const GroupKernels kernels{own.unpack, own.add, nullptr, nullptr};
+GroupKernels group_kernels() {
+  GroupKernels kernels = *avx512_vnni->groups;
+  kernels.codes = nullptr;
+  kernels.bytes = nullptr;
   return kernels;
 }
 
@@ -117,22 +119,22 @@ bool brgemm_runs() {
   return runs;
 }
 
-const Path& brgemm_path() {
-  static const Path path{
-      .name = "brgemm",
-      .tile_rows = &tile_rows,
-      .dense = true,
-      .multiply = &multiply,
-      .depthwise = avx512_vnni_path().depthwise,
-      .depthwise_quantized = avx512_vnni_path().depthwise_quantized,
-      .copy_rows = avx512_vnni_path().copy_rows,
-      .finish = avx512_vnni_path().finish,
-      .finish_halves = avx512_vnni_path().finish_halves,
-      .release = &release,
-      .real = &real_kernels(),
-      .rows = avx512_vnni_path().rows,
-      .groups = &group_kernels(),
-  };
+const Path& brgemm_path(const Path& other) {
+  static const Path path = [&] {
+    avx512_vnni = &other;
+    static const RealKernels real = real_kernels();
+    static const GroupKernels groups = group_kernels();
+    Path made = other;
+    made.name = "brgemm";
+    made.tile_rows = &tile_rows;
+    made.dense = true;
+    made.multiply = &multiply;
+    made.multiply_quantized = nullptr;
+    made.release = &release;
+    made.real = &real;
+    made.groups = &groups;
+    return made;
+  }();
   return path;
 }
 

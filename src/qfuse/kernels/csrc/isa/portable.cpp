@@ -50,10 +50,8 @@ constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, nullptr, nullpt
 
 }  // namespace
 
-namespace qfuse {
-
-const Path& portable_path() {
-  static const Path path{
+QFUSE_PATH_LIBRARY(const qfuse::Path*) {
+  static const qfuse::Path path{
       .name = "portable",
       .tile_rows = &tile_rows,
       .dense = false,
@@ -67,7 +65,5 @@ const Path& portable_path() {
       .rows = &row_kernels,
       .groups = &group_kernels,
   };
-  return path;
+  return &path;
 }
-
-}  // namespace qfuse

@@ -2,8 +2,14 @@
 
 #include <ATen/native/CPUBlas.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+#include <dlfcn.h>
 
 #include <atomic>
+#include <map>
+#include <mutex>
+
+#include "isa/brgemm.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -12,7 +18,18 @@
 namespace qfuse {
 namespace {
 
-std::atomic<const Path*> forced{nullptr};
+// A path that this processor supports.
+struct Usable {
+  const char* name;
+  const char* library;
+};
+
+// The library whose path the path of `library` begins with; empty if there is none.
+std::string base_of(const std::string& library) {
+  if (library == "avx_vnni" || library == "avx_vnni_evex") return "avx2";
+  if (library == "avx512_vnni") return "avx512";
+  return "";
+}
 
 #if defined(__x86_64__)
 // Compilers that are older than the instructions do not know their name.
@@ -22,21 +39,22 @@ bool has_avx_vnni() {
 }
 
 // The best one last.
-void add_x86_paths(std::vector<const Path*>& paths) {
+void add_x86_paths(std::vector<Usable>& paths) {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return;
-  paths.push_back(&avx2_path());
+  paths.push_back({"avx2", "avx2"});
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool has_vnni = has_avx512 && __builtin_cpu_supports("avx512vnni");
   if (has_avx_vnni()) {
-    paths.push_back(&avx_vnni_path());
+    paths.push_back({"avx_vnni", "avx_vnni"});
   } else if (has_vnni) {
-    paths.push_back(&avx_vnni_evex_path());
+    // The same kernels in the encoding of AVX512-VNNI.
+    paths.push_back({"avx_vnni", "avx_vnni_evex"});
   }
-  if (has_avx512) paths.push_back(&avx512_path());
+  if (has_avx512) paths.push_back({"avx512", "avx512"});
   if (!has_vnni) return;
-  if (brgemm_runs()) paths.push_back(&brgemm_path());
-  paths.push_back(&avx512_vnni_path());
+  if (brgemm_runs()) paths.push_back({"brgemm", "avx512_vnni"});
+  paths.push_back({"avx512_vnni", "avx512_vnni"});
   // True only if oneDNN will use AMX for int8.
   if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar)) {
     std::swap(paths.back(), paths[paths.size() - 2]);
@@ -44,8 +62,8 @@ void add_x86_paths(std::vector<const Path*>& paths) {
 }
 #endif
 
-std::vector<const Path*> usable_paths() {
-  std::vector<const Path*> paths{&portable_path()};
+std::vector<Usable> usable_paths() {
+  std::vector<Usable> paths{{"portable", "portable"}};
 #if defined(__x86_64__)
   add_x86_paths(paths);
 #endif
@@ -53,42 +71,126 @@ std::vector<const Path*> usable_paths() {
 }
 
 // Computed once, since the processor does not change.
-const std::vector<const Path*>& usable() {
-  static const std::vector<const Path*> paths = usable_paths();
+const std::vector<Usable>& usable() {
+  static const std::vector<Usable> paths = usable_paths();
   return paths;
+}
+
+std::mutex loading;
+std::map<std::string, const Path*>& libraries() {
+  static std::map<std::string, const Path*> loaded;  // by name, guarded by `loading`
+  return loaded;
+}
+
+std::atomic<const Path*> forced{nullptr};
+std::atomic<const Path*> best{nullptr};  // of those that are loaded
+std::atomic<const Path*> brgemm{nullptr};
+std::atomic<const Path*> avx512_vnni{nullptr};
+
+// Null if the library of the path is not loaded.
+const Path* loaded_path(const Usable& usable) {
+  const auto found = libraries().find(usable.library);
+  if (found == libraries().end()) return nullptr;
+#if defined(__x86_64__)
+  if (usable.name == std::string_view("brgemm")) return &brgemm_path(*found->second);
+#endif
+  return found->second;
+}
+
+const Usable* find_usable(std::string_view name) {
+  if (name.empty()) return &usable().back();
+  for (const Usable& path : usable()) {
+    if (name == path.name) return &path;
+  }
+  return nullptr;
+}
+
+const Path* open_path(const std::string& library, const std::string& file) {
+  const std::string base = base_of(library);
+  TORCH_CHECK(base.empty() || libraries().count(base), "the kernels of ", library, " need those of ",
+              base);
+  void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  TORCH_CHECK(handle, "the kernels of ", library, " cannot be loaded: ", dlerror());
+  using Entry = const Path* (*)(const Path*);
+  const auto entry = reinterpret_cast<Entry>(dlsym(handle, "qfuse_path"));
+  TORCH_CHECK(entry, file, " has no kernels");
+  return entry(base.empty() ? nullptr : libraries()[base]);
 }
 
 }  // namespace
 
 const Path& path_for(int64_t rows) {
-  const Path* chosen = forced.load(std::memory_order_relaxed);
-  const Path& best = chosen ? *chosen : *usable().back();
+  const Path* chosen = forced.load(std::memory_order_acquire);
+  const Path* path = chosen ? chosen : best.load(std::memory_order_acquire);
+  TORCH_CHECK(path, "no kernels for this processor are loaded; call qfuse.kernels.load()");
 #if defined(__x86_64__)
   // A stream of weights is memory bound, so AMX would not speed it up but adds setup cost.
   const bool streams = !chosen && rows <= kStreamRows;
-  if (&best == &brgemm_path() && (streams || !brgemm_runs())) return avx512_vnni_path();
+  if (path == brgemm.load(std::memory_order_relaxed) && (streams || !brgemm_runs())) {
+    return *avx512_vnni.load(std::memory_order_relaxed);
+  }
 #endif
-  return best;
+  return *path;
 }
 
 std::vector<std::string> path_names() {
   std::vector<std::string> names;
-  for (const Path* path : usable()) names.emplace_back(path->name);
+  for (const Usable& path : usable()) names.emplace_back(path.name);
   return names;
 }
 
-bool choose_path(std::string_view name) {
+std::vector<std::string> loaded_paths() {
+  const std::lock_guard<std::mutex> lock(loading);
+  std::vector<std::string> names;
+  for (const Usable& path : usable()) {
+    if (loaded_path(path)) names.emplace_back(path.name);
+  }
+  return names;
+}
+
+std::vector<std::string> missing_libraries(std::string_view name) {
+  const Usable* path = find_usable(name);
+  if (!path) return {};
+  const std::lock_guard<std::mutex> lock(loading);
+  std::vector<std::string> missing;
+  for (const std::string& library : {base_of(path->library), std::string(path->library)}) {
+    if (!library.empty() && !libraries().count(library)) missing.push_back(library);
+  }
+  return missing;
+}
+
+void load_path(std::string_view name, std::string_view file) {
+  const std::string library(name);
+  bool runs = false;
+  for (const Usable& path : usable()) {
+    runs = runs || library == path.library || library == base_of(path.library);
+  }
+  TORCH_CHECK(runs, "this processor lacks instructions for the kernels of ", library);
+  const std::lock_guard<std::mutex> lock(loading);
+  if (libraries().count(library)) return;
+  libraries()[library] = open_path(library, std::string(file));
+  for (const Usable& path : usable()) {
+    const Path* found = loaded_path(path);
+    if (!found) continue;
+    if (path.name == std::string_view("brgemm")) brgemm = found;
+    if (path.name == std::string_view("avx512_vnni")) avx512_vnni = found;
+  }
+  for (const Usable& path : usable()) {
+    if (const Path* found = loaded_path(path)) best = found;
+  }
+}
+
+void choose_path(std::string_view name) {
   if (name.empty()) {
     forced = nullptr;
-    return true;
+    return;
   }
-  for (const Path* path : usable()) {
-    if (name == path->name) {
-      forced = path;
-      return true;
-    }
-  }
-  return false;
+  const Usable* path = find_usable(name);
+  TORCH_CHECK(path, "no kernel path '", name, "' on this processor");
+  const std::lock_guard<std::mutex> lock(loading);
+  const Path* found = loaded_path(*path);
+  TORCH_CHECK(found, "the kernel path '", name, "' is not loaded");
+  forced = found;
 }
 
 std::string chosen_path() {

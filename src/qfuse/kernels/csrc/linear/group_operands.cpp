@@ -1,7 +1,5 @@
 #include "linear/group_operands.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include "parallel.h"
 #include "quantized/stored.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -73,7 +72,7 @@ at::Tensor zeros_of(const GroupedLinear& l, int64_t rows, bool wants_signed) {
   const int32_t shift = wants_signed ? 128 : 0;
   if (!l.x_zero_point || l.x_zero_point->numel() == 1) {
     const int32_t zero = only_zero(l.x_zero_point, least) - shift;
-    return zero == 0 ? at::Tensor() : at::full({rows}, zero, at::kInt);
+    return zero == 0 ? at::Tensor() : filled_tensor({rows}, zero, at::kInt);
   }
   at::Tensor zeros = row_zeros(*l.x_zero_point, rows, least);
   auto* to = zeros.mutable_data_ptr<int32_t>();
@@ -108,13 +107,13 @@ GroupedInput grouped_input(const GroupedLinear& l, const Rows& x, const GroupedS
   const bool flips = (x.tensor.scalar_type() == at::kChar) != wants_signed;
   const bool copies = flips || depth != size.k || x.ld < size.k;
   const int64_t ld = copies ? depth : x.ld;
-  GroupedInput input{copies ? at::empty({size.rows, depth}, at::kByte) : x.tensor, ld,
+  GroupedInput input{copies ? empty_tensor({size.rows, depth}, at::kByte) : x.tensor, ld,
                      zeros_of(l, size.rows, wants_signed), at::Tensor()};
   int32_t factor = 1;
   if (l.w_zero_point && l.w_zero_point->numel() == 1) {
     factor = *l.w_zero_point->const_data_ptr<int8_t>();
   }
-  if (l.w_zero_point && factor != 0) input.terms = at::empty({size.rows, size.groups}, at::kInt);
+  if (l.w_zero_point && factor != 0) input.terms = empty_tensor({size.rows, size.groups}, at::kInt);
   if (!copies && !input.terms.defined()) return input;
 
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());

@@ -1,7 +1,5 @@
 #include "linear/linear_a16.h"
 
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include "linear/real_weight.h"
 #include "isa/select.h"
 #include "parallel.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -44,7 +43,7 @@ struct Problem {
 Rows operand_of(const at::Tensor& x, Real type, int64_t depth) {
   const int64_t padding = depth - x.size(-1);
   const at::Tensor typed = x.to(scalar_type(type));
-  return rows_of(padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding}));
+  return rows_of(padding == 0 ? typed : padded_rows(typed, padding));
 }
 
 // Copies rows for a stream, `Ordered` as kStreamOrder says, divided by their factors.
@@ -84,7 +83,7 @@ Factors factors_of(const Rows& x) {
 template <class From>
 void read_stream(Problem& p, const Rows& x) {
   const int64_t ld = p.weight.depth();
-  const at::Tensor copy = at::empty({x.rows, ld}, scalar_type(p.type));
+  const at::Tensor copy = empty_tensor({x.rows, ld}, scalar_type(p.type));
   p.factors.fill(1.0f);
   if (p.type == Real::bf16) {
     auto* to = copy.mutable_data_ptr<at::BFloat16>();
@@ -195,7 +194,7 @@ at::Tensor linear(const WeightOnlyLinear& l, int64_t bits) {
   const int64_t n = weight.n;
   std::vector<int64_t> shape = l.x.sizes().vec();
   shape.back() = n;
-  at::Tensor out = at::empty(shape, l.out_dtype);
+  at::Tensor out = empty_tensor(shape, l.out_dtype);
 
   Epilogue epilogue{};
   std::vector<at::Tensor> kept;  // owns the memory that `epilogue` points to

@@ -1,6 +1,5 @@
 #include "linear/linear_grouped.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "isa/select.h"
 #include "parallel.h"
 #include "quantized/stored.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -232,7 +232,7 @@ at::Tensor linear_grouped(const GroupedLinear& l, const Output* output, at::Scal
   } else {
     p.check_type(out_dtype);
   }
-  at::Tensor out = at::empty(p.shape, out_dtype);
+  at::Tensor out = empty_tensor(p.shape, out_dtype);
   p.epilogue.out_type = element_of(out_dtype, "out_dtype");
   p.epilogue.out = out.mutable_data_ptr();
   p.epilogue.out_ld = p.size.columns();

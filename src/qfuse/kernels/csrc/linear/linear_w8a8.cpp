@@ -1,6 +1,5 @@
 #include "linear/linear_w8a8.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "linear/operands.h"
 #include "parallel.h"
 #include "quantized/stored.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -53,7 +53,7 @@ Size size_of(const Int8Operands& l, const Rows& x, bool halved) {
 // Copies rows, padded with zeros to whole groups of four, where the weights are zero too.
 Activation dense(const Rows& x, uint32_t flip, const Size& size) {
   const int64_t ld = size.groups() * kGroup;
-  at::Tensor copy = at::empty({size.rows, ld}, at::kByte);
+  at::Tensor copy = empty_tensor({size.rows, ld}, at::kByte);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = copy.mutable_data_ptr<uint8_t>();
   const auto byte = static_cast<uint8_t>(flip);
@@ -74,7 +74,7 @@ Activation activation_of(const Rows& x, const Size& size, const Path& path) {
 }
 
 at::Tensor x_sums_of(const Rows& x, const Size& size) {
-  at::Tensor sums = at::empty({size.rows}, at::kInt);
+  at::Tensor sums = empty_tensor({size.rows}, at::kInt);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = sums.mutable_data_ptr<int32_t>();
   parallel_for(0, size.rows, grain_of_bytes(size.k), [&](auto begin, auto end) {
@@ -204,7 +204,7 @@ at::Tensor linear_w8a8(const Int8Operands& l, const Output* output, at::ScalarTy
   } else {
     p.check_type(out_dtype);
   }
-  at::Tensor out = at::empty(p.shape, out_dtype);
+  at::Tensor out = empty_tensor(p.shape, out_dtype);
   p.epilogue.out_type = element_of(out_dtype, "out_dtype");
   p.epilogue.out = out.mutable_data_ptr();
   p.epilogue.out_ld = p.size.columns();

@@ -1,11 +1,11 @@
 #include "linear/real_weight.h"
 
-#include <ATen/ops/constant_pad_nd.h>
 #include <c10/core/ScalarType.h>
 
 #include <vector>
 
 #include "linear/operands.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -24,7 +24,7 @@ at::Tensor parameters_of(const at::Tensor& given, at::ScalarType type, const Rea
     TORCH_CHECK(given.numel() == w.n, what, " has ", given.numel(), " elements, expected ", w.n);
     const int64_t padding = w.blocks() * kBlock - w.n;
     const at::Tensor typed = given.to(type);
-    return (padding == 0 ? typed : at::constant_pad_nd(typed, {0, padding})).contiguous();
+    return (padding == 0 ? typed : padded_rows(typed, padding)).contiguous();
   }
   TORCH_CHECK(given.sizes() == at::IntArrayRef(shape), what, " must be ", at::IntArrayRef(shape),
               ", or with one group [", w.n, "], not ", given.sizes());

@@ -30,6 +30,13 @@ std::vector<int64_t> broadcast_batch(at::IntArrayRef x, at::IntArrayRef other) {
   return batch;
 }
 
+bool broadcasts_to(at::IntArrayRef from, at::IntArrayRef to) {
+  if (from.size() > to.size()) return false;
+  const at::IntArrayRef last = to.slice(to.size() - from.size());
+  return std::equal(from.begin(), from.end(), last.begin(),
+                    [](int64_t own, int64_t wanted) { return own == wanted || own == 1; });
+}
+
 std::vector<int64_t> offsets_of(at::IntArrayRef batch, at::IntArrayRef sizes,
                                 at::IntArrayRef strides) {
   std::vector<int64_t> offsets{0};

@@ -17,6 +17,9 @@ std::vector<int64_t> shape_of(std::vector<int64_t> batch, int64_t rows, int64_t 
 // The batch axes of the product of two operands: all axes but the last two, after broadcasting.
 std::vector<int64_t> broadcast_batch(at::IntArrayRef x, at::IntArrayRef other);
 
+// Whether a tensor of the shape `from` broadcasts to `to`.
+bool broadcasts_to(at::IntArrayRef from, at::IntArrayRef to);
+
 // Where the entries of `batch` are in an operand whose own batch axes have these sizes and strides,
 // in row-major order. Axes of one index are repeated.
 std::vector<int64_t> offsets_of(at::IntArrayRef batch, at::IntArrayRef sizes,

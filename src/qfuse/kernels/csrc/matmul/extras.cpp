@@ -1,7 +1,5 @@
 #include "matmul/extras.h"
 
-#include <ATen/ExpandUtils.h>
-
 #include "matmul/batches.h"
 #include "quantized/stored.h"
 
@@ -9,7 +7,7 @@ namespace qfuse {
 
 BatchedExtra batched_extra(const at::Tensor& extra, at::IntArrayRef shape, std::vector<at::Tensor>& kept) {
   TORCH_CHECK(extra.dim() >= 1, "an extra must have at least one axis");
-  TORCH_CHECK(at::is_expandable_to(extra.sizes(), shape), "an extra of shape ", extra.sizes(),
+  TORCH_CHECK(broadcasts_to(extra.sizes(), shape), "an extra of shape ", extra.sizes(),
               " does not broadcast to ", shape);
   at::Tensor rows = extra.dim() == 1 ? extra.unsqueeze(0) : extra;
   const int64_t columns = shape.back();

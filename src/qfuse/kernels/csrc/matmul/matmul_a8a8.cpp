@@ -1,7 +1,5 @@
 #include "matmul/matmul_a8a8.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include "matmul/pack_right.h"
 #include "parallel.h"
 #include "quantized/stored.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -55,7 +54,7 @@ Size size_of(const Matmul& matmul) {
 
 // Parameters of an operand, one for each element of `shape`.
 at::Tensor spread(const at::Tensor& given, at::IntArrayRef shape, const char* what) {
-  TORCH_CHECK(at::is_expandable_to(given.sizes(), shape), what, " of shape ", given.sizes(),
+  TORCH_CHECK(broadcasts_to(given.sizes(), shape), what, " of shape ", given.sizes(),
               " does not broadcast to ", shape);
   return given.expand(shape).contiguous();
 }
@@ -90,7 +89,7 @@ void read_columns(const StoredOperand& other, const Size& size, Right& right) {
   right.scale_step = shares_scale ? 0 : size.n;
   const int32_t least = least_of(other.values.scalar_type());
   if (!other.zero_point || other.zero_point->numel() == 1) {
-    right.zero = at::empty({size.n}, at::kInt);
+    right.zero = empty_tensor({size.n}, at::kInt);
     std::fill_n(right.zero.mutable_data_ptr<int32_t>(), size.n,
                 only_zero(other.zero_point, least, "other_zero_point"));
   } else {
@@ -143,8 +142,8 @@ const Path& path_of_sums() { return path_for(1); }
 void pack_all(const Size& size, Right& right) {
   const auto entries = static_cast<int64_t>(right.offsets.size());
   const int64_t blocks = size.blocks();
-  right.packed = at::empty({entries * blocks * size.block_bytes()}, at::kChar);
-  right.sums = at::empty({entries, size.n}, at::kInt);
+  right.packed = empty_tensor({entries * blocks * size.block_bytes()}, at::kChar);
+  right.sums = empty_tensor({entries, size.n}, at::kInt);
   auto* packed = right.packed.mutable_data_ptr<int8_t>();
   auto* sums = right.sums.mutable_data_ptr<int32_t>();
   const Path& path = path_of_sums();
@@ -374,7 +373,7 @@ at::Tensor matmul_a8a8(const Matmul& matmul, const Output* output, at::ScalarTyp
   } else {
     TORCH_CHECK(out_dtype == p.type, "the epilogue gives ", p.type, ", not ", out_dtype);
   }
-  at::Tensor out = at::empty(p.shape, out_dtype);
+  at::Tensor out = empty_tensor(p.shape, out_dtype);
   if (out.numel() == 0) return out;
   p.epilogue.out_type = element_of(out_dtype, "out_dtype");
   p.epilogue.out = out.mutable_data_ptr();

@@ -3,7 +3,6 @@
 // Blocks that a model repeats are compiled once. Each occurrence is a container of the same library
 // with its own constants. The values between them are in one table, by number: first the inputs of
 // the call, then everything else; a value is dropped after it was read last.
-#include <ATen/ATen.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "packages/entry.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -45,7 +45,7 @@ at::Tensor placed(at::Tensor value, const std::vector<int64_t>& order) {
     same &= sizes[axis] == 1 || value.strides()[axis] == want[axis];
   const at::NoGradGuard no_grad;
   if (same || value.numel() == 0) return value.as_strided(sizes, want);
-  return at::empty_strided(sizes, want, value.options()).copy_(value);
+  return empty_strided_tensor(sizes, want, value.options()).copy_(value);
 }
 
 class PackageChain : public torch::CustomClassHolder, public Entry {

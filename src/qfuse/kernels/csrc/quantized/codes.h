@@ -202,12 +202,22 @@ QFUSE_INLINE void widen_groups(const qfuse::RealBlock& b, int64_t k, int64_t dep
   }
 }
 
+// Calls f with a constant for whether values have the parameter; those of floats do not.
+template <int Bits, class Parameter, class F>
+QFUSE_INLINE void with_parameter(const Parameter* parameter, const F& f) {
+  if constexpr (kIsFloat<Bits>) {
+    f.template operator()<false>();
+  } else {
+    with_flag(parameter != nullptr, f);
+  }
+}
+
 // Calls f with how the block's values are dequantized, and whether they have zero points.
-template <class F>
+template <int Bits, class F>
 QFUSE_INLINE void with_panel(const qfuse::RealBlock& b, const F& f) {
   using qfuse::Real;
   const bool widened = b.real == Real::f32 && b.compute == Real::f32;
-  with_flag(b.zero != nullptr, [&]<bool Zero>() QFUSE_LAMBDA {
+  with_parameter<Bits>(b.zero, [&]<bool Zero>() QFUSE_LAMBDA {
     if (!b.scale) return f.template operator()<Panel::whole, Zero>();
     if (!b.offset && widened) return f.template operator()<Panel::scaled, Zero>();
     // Rounding a product to bfloat16 is idempotent.
@@ -220,7 +230,7 @@ QFUSE_INLINE void with_panel(const qfuse::RealBlock& b, const F& f) {
 
 template <int Bits>
 void widen_to_f32(const qfuse::RealBlock& b, int64_t k, int64_t depth, float* panel) {
-  with_panel(b, [&]<Panel P, bool Zero>() {
+  with_panel<Bits>(b, [&]<Panel P, bool Zero>() {
     widen_groups<Bits, P, Zero>(
         b, k, depth, [&](int64_t i, int64_t column, Floats low, Floats high) QFUSE_LAMBDA {
           store(panel + i * qfuse::kBlock + column, low, kLanes);
@@ -299,8 +309,8 @@ void stream_f32(const qfuse::RealBlock& b, const float* a, int64_t lda, int64_t 
                 int64_t columns, float* sums) {
   with_rows<qfuse::kStreamRows>(rows, [&]<int R>() {
     clear_rows<R>(sums);
-    with_flag(b.zero != nullptr, [&]<bool Zero>() {
-      with_flag(b.offset != nullptr, [&]<bool Offset>() {
+    with_parameter<Bits>(b.zero, [&]<bool Zero>() {
+      with_parameter<Bits>(b.offset, [&]<bool Offset>() {
         for (int64_t column = 0; column < columns; column += Vectors * kLanes) {
           for (int64_t g = 0; g < groups_of(b); ++g) {
             stream_group<Bits, R, Vectors, Zero, Offset>(b, a, lda, g, column, sums);

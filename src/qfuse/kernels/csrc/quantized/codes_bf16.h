@@ -34,7 +34,7 @@ void widen_to_bf16(const qfuse::RealBlock& b, int64_t k, int64_t depth, uint32_t
           store(to, P == Panel::whole ? exact_pair(low, high) : rounded_pair(low, high), kLanes);
         });
   };
-  with_panel(b, [&]<Panel P, bool Zero>() {
+  with_panel<Bits>(b, [&]<Panel P, bool Zero>() {
     // Storing rounds to bfloat16 anyway.
     widen.template operator()<P == Panel::scaled_bf16 ? Panel::scaled : P, Zero>();
   });
@@ -148,8 +148,8 @@ void stream_bf16(const qfuse::RealBlock& b, const uint16_t* a, int64_t lda, int6
                  float* sums) {
   with_rows<qfuse::kStreamRows>(rows, [&]<int R>() {
     clear_rows<R>(sums);
-    with_flag(b.zero != nullptr, [&]<bool Zero>() {
-      with_flag(b.offset != nullptr, [&]<bool Offset>() {
+    with_parameter<Bits>(b.zero, [&]<bool Zero>() {
+      with_parameter<Bits>(b.offset, [&]<bool Offset>() {
         for (int64_t g = 0; g < groups_of(b); ++g) {
           stream_bf16_group<Bits, R, Zero, Offset>(b, a, lda, g, sums);
         }

@@ -1,9 +1,9 @@
 #include "quantized/stored.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include "linear/operands.h"
+#include "tensors.h"
 
 namespace qfuse {
 
@@ -13,7 +13,7 @@ at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least,
                      const char* what) {
   const at::Tensor given = vector_of(zero_point, at::kInt, rows, what);
   const auto* from = given.const_data_ptr<int32_t>();
-  at::Tensor zeros = at::empty({rows}, at::kInt);
+  at::Tensor zeros = empty_tensor({rows}, at::kInt);
   auto* to = zeros.mutable_data_ptr<int32_t>();
   for (int64_t i = 0; i < rows; ++i) {
     TORCH_CHECK(from[i] >= least && from[i] <= least + 255, what, " ", from[i],

@@ -1,7 +1,5 @@
 #include "rowwise/image_activation.h"
 
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 
 #include "convolution/image_rows.h"
@@ -12,6 +10,7 @@
 #include "linear/operands.h"
 #include "parallel.h"
 #include "quantized/stored.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -72,7 +71,7 @@ class Call {
     if (stored_) {
       const int64_t channels = images_.shape[1];
       scale_ = keep_floats(*a.scale, channels, "x_scale", kept_);
-      const at::Tensor zero = a.zero_point ? a.zero_point->to(at::kFloat) : at::zeros({1}, at::kFloat);
+      const at::Tensor zero = a.zero_point ? a.zero_point->to(at::kFloat) : filled_tensor({1}, 0, at::kFloat);
       zero_ = keep_floats(zero, channels, "x_zero_point", kept_);
     }
     epilogue_.quantizer = quantizer_of(output, out_dtype);

@@ -1,7 +1,5 @@
 #include "rowwise/row_quantize.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 
@@ -15,6 +13,7 @@
 #include "rowwise/quantizer.h"
 #include "isa/select.h"
 #include "parallel.h"
+#include "tensors.h"
 
 namespace qfuse {
 namespace {
@@ -40,7 +39,7 @@ class Column {
                 what, " cannot have type ", type);
     std::vector<int64_t> sizes = wanted ? shape.vec() : std::vector<int64_t>{0};
     if (wanted) sizes.back() = 1;
-    tensor_ = at::empty(sizes, type);
+    tensor_ = empty_tensor(sizes, type);
     data_ = tensor_.mutable_data_ptr();
   }
 
@@ -153,7 +152,7 @@ struct Call {
     RowSource from{{rows.tensor.const_data_ptr(), rows.ld, element},
                    real_of(given.real, what), nullptr, nullptr, 0};
     if (!stored) return from;
-    const at::Tensor none = at::zeros({1}, at::kFloat);
+    const at::Tensor none = filled_tensor({1}, 0, at::kFloat);
     const at::Tensor& zero = given.zero_point ? *given.zero_point : none;
     const bool each = given.scale->numel() != 1 || zero.numel() != 1;
     const int64_t count = each ? rows.rows : 1;
@@ -185,9 +184,9 @@ class Results {
         zero_(shape, o.zero_point_dtype, "zero point", dynamic_) {
     check_codes(o.dtype, o.quant_min, o.quant_max);
     TORCH_CHECK(dynamic_ != o.scale.has_value(), "either out_scale or a formula must be given");
-    codes_ = at::empty(shape, o.dtype);
-    kept_ = at::empty(o.keep ? shape : at::IntArrayRef{0}, real);
-    sum_ = at::empty(o.keep_sum ? shape : at::IntArrayRef{0}, sum);
+    codes_ = empty_tensor(shape, o.dtype);
+    kept_ = empty_tensor(o.keep ? shape : at::IntArrayRef{0}, real);
+    sum_ = empty_tensor(o.keep_sum ? shape : at::IntArrayRef{0}, sum);
     if (dynamic_) return;
     given_ = quantizer_of({*o.scale, o.zero_point, o.quant_min, o.quant_max, o.reciprocal,
                            o.zero_point_first},

@@ -7,6 +7,10 @@ namespace {
 
 constexpr int64_t kVectors = qfuse::kBlock / kLanes;
 
+// Where 64 columns are more vectors than there are registers, their code is that of a loop, which
+// compiles in a tenth of the time.
+constexpr bool kUnrolls = kLanes > 4;
+
 // Up to 64 adjacent columns: `Vectors` whole vectors, or any number of columns if that is 0.
 template <int Vectors>
 struct Span {
@@ -16,7 +20,9 @@ struct Span {
   // Calls f(vector, columns in it) for the vectors with at least one column.
   template <class F>
   QFUSE_INLINE void each(F f) const {
-    if constexpr (Vectors > 0) {
+    if constexpr (Vectors > 0 && !kUnrolls) {
+      for (int64_t v = 0; v < Vectors; ++v) f(v, kLanes);
+    } else if constexpr (Vectors > 0) {
       // The vectors stay in registers only if their index is a constant.
       Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA { f(int64_t{V}, kLanes); });
     } else {
@@ -37,7 +43,7 @@ QFUSE_INLINE void each_width(int64_t columns, const F& f, int64_t first = 0) {
     f.template operator()<Vectors>(first, kColumns);
     first += kColumns;
   }
-  if constexpr (Vectors > 1) {
+  if constexpr (Vectors > 1 && kUnrolls) {
     each_width<Vectors / 2>(columns, f, first);
   } else if (first < columns) {
     f.template operator()<0>(first, columns - first);

@@ -1,0 +1,28 @@
+#include "tensors.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+
+namespace qfuse {
+
+at::Tensor empty_tensor(at::IntArrayRef sizes, const at::TensorOptions& options,
+                        at::MemoryFormat format) {
+  return at::empty(sizes, options, format);
+}
+
+at::Tensor empty_strided_tensor(at::IntArrayRef sizes, at::IntArrayRef strides,
+                                const at::TensorOptions& options) {
+  return at::empty_strided(sizes, strides, options);
+}
+
+at::Tensor filled_tensor(at::IntArrayRef sizes, int64_t value, at::ScalarType type) {
+  return at::full(sizes, value, type);
+}
+
+at::Tensor padded_rows(const at::Tensor& x, int64_t zeros) {
+  return at::constant_pad_nd(x, {0, zeros});
+}
+
+}  // namespace qfuse
