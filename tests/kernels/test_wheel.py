@@ -50,11 +50,11 @@ def wheel(to: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_kernels_inside(library: KernelLibrary, tmp_path: Path) -> None:
     assert library.path is not None
-    for path in (library.path, *build_every_path()):
-        copy_library(path, tmp_path / "kernels")
+    for built in (library.path, *build_every_path()):
+        copy_library(built, tmp_path / "kernels")
 
-    built = wheel(tmp_path / "dist", QFUSE_WHEEL_KERNELS=str(tmp_path / "kernels"))
-    assert built.returncode == 0, built.stderr
+    made = wheel(tmp_path / "dist", QFUSE_WHEEL_KERNELS=str(tmp_path / "kernels"))
+    assert made.returncode == 0, made.stderr
     (file,) = (tmp_path / "dist").iterdir()
     assert "none-any" not in file.name
     site = tmp_path / "site"

@@ -16,6 +16,7 @@ import qfuse
 from qfuse import kernels
 from qfuse.ir.errors import ModelFileError
 from qfuse.kernels import KernelBuildError, KernelLibrary, paths
+from qfuse.kernels.build import build
 from qfuse.kernels.compilation.parts import CORE, PATHS
 from qfuse.saving.container import open_file
 from qfuse.zoo import recipes
@@ -71,13 +72,11 @@ def test_without_a_compiler_what_is_missing_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    there = paths.build
-
     def lacking(compiler: object, part: str = CORE, **given: Any) -> tuple[Path, bool]:
         del compiler
         if part == "portable":
             raise KernelBuildError("no C++ compiler was found")
-        return there(None, part, **given)
+        return build(None, part, **given)
 
     monkeypatch.setattr(paths, "build", lacking)
     with caplog.at_level(logging.WARNING, logger="qfuse"):

@@ -1,7 +1,7 @@
 """Compiles the C++ kernels into a cache, once per torch version, sources and compiler.
 
 The cache is ``$QFUSE_CACHE_DIR/kernels``, by default below the user's cache folder: one folder per
-key (sources, torch, flags, C++ ABI, machine) with the libraries and their descriptions per compiler,
+key (sources, torch, flags, C++ ABI, machine) with libraries and their descriptions per compiler,
 and the folder ``objects`` of :mod:`qfuse.kernels.compilation.objects`. There are several libraries,
 see :mod:`qfuse.kernels.compilation.parts`, each built when it is asked for. A library whose
 description or checksum does not match is rebuilt, and the reason is logged.
@@ -167,7 +167,7 @@ def copy_library(library: Path, to: Path) -> Path:
     return copied
 
 
-def build(
+def build(  # noqa: PLR0913 - one keyword per choice
     compiler: KernelCompiler | None,
     part: str = CORE,
     *,
@@ -302,7 +302,7 @@ def _validate(library: Path, key: str) -> None:
         raise CacheError("its bytes are not those that were written")
 
 
-def _compile(  # noqa: PLR0913, PLR0917 - what a build consists of
+def _compile(
     folder: Path,
     key: str,
     compiler: KernelCompiler,
