@@ -336,8 +336,6 @@ def _check_registered() -> None:
 
 
 def _load_images(images: Sequence[KernelImage]) -> KernelLibrary:
-    if _is_registered():
-        return _load(None)
     # Until the process ends: the libraries may be saved again.
     stack = contextlib.ExitStack()
     place = stack.enter_context(scratch_folder("qfuse-kernels-"))
@@ -349,6 +347,8 @@ def _load_images(images: Sequence[KernelImage]) -> KernelLibrary:
         path.write_bytes(image.data)
         path.with_suffix(".json").write_text(json.dumps(asdict(image.entry)), encoding="utf-8")
     _LOADER.paths.shipped = place
+    if _is_registered():
+        return _load(None)
     _register(folder / images[0].name)
     return _loaded(folder / images[0].name, compiled=False, say=None)
 

@@ -29,7 +29,7 @@ PATHS = tuple(_FILES) if platform.machine() in {"x86_64", "AMD64"} else ("portab
 
 # Of one core of an AMD EPYC (Zen 4), with g++ 12.
 _CPU_SECONDS = {
-    CORE: 130, "portable": 13, "avx2": 30, "avx_vnni": 3, "avx_vnni_evex": 3, "avx512": 32,
+    CORE: 65, "portable": 12, "avx2": 18, "avx_vnni": 2, "avx_vnni_evex": 2, "avx512": 30,
     "avx512_vnni": 8,
 }  # fmt: skip
 
