@@ -20,7 +20,7 @@ def diff_plans(one: PlanData, other: PlanData) -> list[str]:
 
 def _facts(one: PlanData, other: PlanData) -> Iterator[str]:
     yield from _entries("version of", one.versions, other.versions)
-    for name in ("without", "own_kernels", "float_dtype", "backends", "prefer", "float_memory"):
+    for name in ("without", "own_kernels", "float_dtype", "backends", "prefer", "float_memory", "loops"):
         before, after = getattr(one, name), getattr(other, name)
         if before != after:
             yield f"~ option {name}: {before!r} -> {after!r}"
