@@ -105,6 +105,15 @@ def new_trace_mode(env: ShapeEnv | None) -> FakeTensorMode:
     return FakeTensorMode(shape_env=own, allow_non_fake_inputs=True)
 
 
+def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` for code that Dynamo traces: it breaks its graph around the call.
+
+    ``torch.compiler.disable`` would import Dynamo at once.
+    """
+    made: Callable[..., Any] = torch._disable_dynamo(function)
+    return made
+
+
 def copied_size(size: int | torch.SymInt, mode: FakeTensorMode) -> int | torch.SymInt:
     """Return the same size over the symbols of ``mode``."""
     if isinstance(size, int):
