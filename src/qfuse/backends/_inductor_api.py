@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
@@ -110,7 +111,7 @@ def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
 
     ``torch.compiler.disable`` would import Dynamo at once.
     """
-    made: Callable[..., Any] = torch._disable_dynamo(function)
+    made: Callable[..., Any] = _disable_dynamo(function)
     return made
 
 
