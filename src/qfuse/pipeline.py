@@ -327,6 +327,7 @@ class Pipeline:
             sites,
             chosen,
             *self.wishes.floats.recorded,
+            self.cost.loops,
             self.wishes.times.used,
         )
         return Plan(lowered, reference, backends, tuple(recorder.stages), data)

@@ -34,7 +34,9 @@ def replay_plan(
     _check_backends(wanted, pipeline)
     notes = [*check_versions(wanted), *_machine_notes(wanted, pipeline)]
     off = recorded_off(wanted)
-    cost, wishes = replace(pipeline.cost, profile=wanted.profile), planned_wishes(wanted)
+    loops = pipeline.cost.loops if wanted.loops is None else wanted.loops
+    cost = replace(pipeline.cost, profile=wanted.profile, loops=loops)
+    wishes = planned_wishes(wanted)
     pipeline = replace(pipeline, cost=cost, banned=off, wishes=wishes)
     plan = pipeline.plan(captured, inputs)
     assert plan.data is not None, "the pipeline records its decisions"

@@ -104,3 +104,20 @@ def test_training_mode() -> None:
         TrainingError, match=r"in training mode: 1 \(Dropout\).*\n  do: call model.eval"
     ):
         capture(model.train(), (torch.randn(2, 8),))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "words"),
+    [
+        ({0: torch.export.Dim("b", min=2, max=3)}, "do: declare a range with the example's size 5"),
+        ({0: "b"}, r"do: as in dynamic_shapes=\{"),
+    ],
+)
+def test_dynamic_shapes_that_do_not_fit(shapes: object, words: str) -> None:
+    with pytest.raises(CaptureError, match=words):
+        capture(nn.Linear(8, 8).eval(), (torch.randn(5, 8),), dynamic_shapes={"input": shapes})
+
+
+def test_keywords_that_are_not_a_mapping() -> None:
+    with pytest.raises(CaptureError, match=r"kwargs must be a mapping .*, got list\n  do: pass"):
+        capture(nn.Linear(8, 8).eval(), (), [torch.randn(2, 8)])  # type: ignore[arg-type]

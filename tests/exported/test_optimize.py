@@ -215,3 +215,15 @@ def test_another_process_loads_and_packages_it(tmp_path: Path) -> None:
         [sys.executable, "-c", _LOAD, *files], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@QUIET
+def test_an_input_with_the_name_of_a_builtin_survives_decompositions() -> None:
+    # The input of `nn.Sequential` is called `input`, which FX would rename.
+    model, x = quantized(nn.Sequential(nn.Linear(64, 64))), torch.randn(32, 64)
+    fast = optimize(torch.export.export(model, (x,)), options=WITHOUT, target=TARGET)
+
+    again = fast.run_decompositions({})
+
+    assert fast.graph_signature.user_inputs == again.graph_signature.user_inputs == ("input",)
+    assert torch.equal(again.module()(x), fast.module()(x))

@@ -118,6 +118,32 @@ def test_a_replayed_plan_is_the_same_plan(plain: qfuse.CompiledModel, tmp_path: 
     assert not [note for note in again.report.notes if note.stage == "plan"]
 
 
+class NormFirst(Siblings):
+    """With a norm that a kernel runs op by op, and that compiled code computes in a loop."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Normalize first."""
+        return super().forward(nn.functional.layer_norm(x, (64,)))
+
+
+def test_a_plan_decides_the_same_for_compiled_code_and_op_by_op() -> None:
+    op_by_op = compiled(model=NormFirst()).plan.data
+    assert op_by_op is not None
+    for_loops = json.loads(op_by_op.to_json())
+    for_loops["options"]["loops"] = True
+    with pytest.raises(PlanError, match="lower-rowwise@layer_norm"):
+        compiled(for_loops, NormFirst())
+    for_loops["sites"] = [s for s in for_loops["sites"] if "rowwise" not in s["site"]]
+    for_loops["kernels"] = [k for k in for_loops["kernels"] if "norm" not in k["op"]]
+    again = compiled(for_loops, NormFirst()).plan.data
+    assert again is not None
+    assert again.loops
+    assert [s.site for s in again.sites] == [s["site"] for s in for_loops["sites"]]
+    for_loops["options"].pop("loops")  # As in plans of older versions: the options say it.
+    older = compiled(for_loops, NormFirst()).report
+    assert any("lower-rowwise@layer_norm" in note.text for note in older.notes)
+
+
 def test_the_plan_is_the_same_in_every_process(plain: qfuse.CompiledModel, tmp_path: Path) -> None:
     assert compiled().plan.to_json() == plain.plan.to_json()
     script = f"""

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qfuse.backends.layout import Layout
-from qfuse.ir.errors import ModelFileError
+from qfuse.ir.errors import ModelFileError, OptionsError
 from qfuse.ir.events import Checked, Exactness, MissCode, Missed, Place, RolledBack
 from qfuse.ir.graph.stage_graph import InputSpec, SymbolRange
 from qfuse.saving.codec import UnknownValueError, decoding, find_class, from_data, to_data
@@ -88,6 +88,12 @@ def test_malformed_data_are_an_error_of_the_file(data: Any) -> None:
         from_data(data)
     assert error.value.where == "a.qfuse"
     assert error.value.fix is not None
+
+
+def test_an_option_of_the_process_is_no_error_of_the_file() -> None:
+    # Such as an unknown instruction set in QFUSE_ISA, when the kernels of a file are loaded.
+    with pytest.raises(OptionsError, match="unknown"), decoding("a.qfuse"):
+        raise OptionsError("unknown")
 
 
 def test_nothing_is_imported() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
@@ -103,6 +104,15 @@ def new_trace_mode(env: ShapeEnv | None) -> FakeTensorMode:
         if traced >= _TRACED_FROM > bounds.lower:
             own.var_to_range[symbol] = ValueRanges(_TRACED_FROM, bounds.upper)
     return FakeTensorMode(shape_env=own, allow_non_fake_inputs=True)
+
+
+def not_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` for code that Dynamo traces: it breaks its graph around the call.
+
+    ``torch.compiler.disable`` would import Dynamo at once.
+    """
+    made: Callable[..., Any] = _disable_dynamo(function)
+    return made
 
 
 def copied_size(size: int | torch.SymInt, mode: FakeTensorMode) -> int | torch.SymInt:

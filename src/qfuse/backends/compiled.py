@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import torch
 from torch import nn
 
+from qfuse.backends._inductor_api import not_traced
 from qfuse.backends.layout import dense_strides
 from qfuse.backends.runner import Runner
 from qfuse.ir.errors import CompiledModelError
@@ -88,10 +89,15 @@ class CompiledModule(nn.Module):
         # What `nn.Module` does around every call would cost a microsecond.
         if self._forward_pre_hooks or self._forward_hooks:
             return super().__call__(*args, **kwargs)
+        # Dynamo breaks its graph around the call: packages do not run on its fake tensors.
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self._entry, args, kwargs)
         return self._entry(args, kwargs)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the model without hooks."""
+        if torch.compiler.is_dynamo_compiling():
+            return _untraced(self._entry, args, kwargs)
         return self._entry(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -229,6 +235,12 @@ class _Entry:
                 given, used = leaves[leaf], tensors[position]
                 if given.data_ptr() != used.data_ptr():
                     given.copy_(used)
+
+
+@not_traced
+def _untraced(entry: _Entry, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """Call the graph where Dynamo traces what is around it."""
+    return entry(args, kwargs)
 
 
 def _refusal(what: str, fix: str) -> CompiledModelError:

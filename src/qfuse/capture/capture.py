@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
@@ -43,6 +44,7 @@ from qfuse.capture.untouched import untouched
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.stage_graph import MUTABLE_META, CapturedGraph
+from qfuse.ir.ops import library as ops
 from qfuse.ir.signature._tree_api import unflatten
 from qfuse.ir.signature.caller import Caller
 
@@ -259,6 +261,14 @@ def _check_parts(program: ExportedProgram) -> None:
                 f"the model calls {name}, {what}",
                 where=source_line(node.meta.get("stack_trace"), files),
                 fix=fix,
+            )
+        op = node.target
+        if isinstance(op, OpOverload) and op.namespace == "qfuse" and op not in ops.CANONICAL:
+            raise CaptureError(
+                f"the model calls {op}, an op that qfuse makes: it was optimized or compiled "
+                "by qfuse already",
+                where=source_line(node.meta.get("stack_trace"), files),
+                fix="compile the source model as a whole, or its other parts one by one",
             )
 
 

@@ -21,6 +21,7 @@ _TAIL = re.compile(
 _SUGGESTION = re.compile(r"Suggested fixes:\n(?P<fixes>(?:[ \t]+.+\n?)+)")
 
 _CONSTANT = re.compile(r"(?P<name>\w+) = (?P<size>\d+)")
+_OUT_OF_RANGE = re.compile(r"^(?P<size>\d+) not in range \[")
 _NAMES = re.compile(r"keys must be the arg names \[(?P<names>[^\]]*)\]")
 
 _FIXES = {
@@ -75,6 +76,10 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
     names = _NAMES.search(text)
     if suggested is not None:
         fix = _suggested_fix(suggested["fixes"])
+    elif (outside := _OUT_OF_RANGE.search(text)) is not None:
+        fix = f"declare a range with the example's size {outside['size']}, or give another example"
+    elif "(expected None, an int, a Dim" in text:
+        fix = 'as in dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}'
     elif names is not None:
         fix = f"use the names of the inputs as the keys of dynamic_shapes: {names['names']}"
     else:

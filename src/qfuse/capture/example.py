@@ -92,6 +92,11 @@ def read_call(
             f"args must be a tuple of the arguments of forward, got {type(args).__name__}",
             fix="pass args=(x,)",
         )
+    if not isinstance(kwargs, (Mapping, type(None))):
+        raise CaptureError(
+            f"kwargs must be a mapping of arguments by name, got {type(kwargs).__name__}",
+            fix='pass kwargs={"x": x}',
+        )
     call = (tuple(args), dict(kwargs or {}))
     parameters = Parameters.of(model.forward)
     try:

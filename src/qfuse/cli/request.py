@@ -154,7 +154,8 @@ def ready_model(request: Request) -> Iterator[ReadyModel]:
     if request.dynamic and loaded.dynamic_shapes is None:
         raise OptionsError(
             f"{request.model} does not declare dynamic sizes",
-            fix="compile it from Python with dynamic_shapes=..., or use larger example sizes",
+            fix="return them as the fourth value of a factory, as in "
+            'return model, args, {}, {"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
         )
     with show_progress() as say:
         if request.quantize is not None:

@@ -119,18 +119,29 @@ class _Builder:
         found = {str(n.target): n for n in self._lowered.graph.find_nodes(op="placeholder")}
         for spec in self._lowered.signature.inputs:
             if spec.placeholder is None:
-                node = self._graph.placeholder(_identifier(spec.name))
+                node = self._placeholder(_identifier(spec.name))
                 node.meta["val"] = spec.constant
                 constant = ConstantArgument(node.name, spec.constant)
                 self._inputs.append(InputSpec(InputKind.USER_INPUT, constant, None))
             else:
                 old = found[spec.placeholder]
-                node = self._graph.placeholder(spec.placeholder)
+                node = self._placeholder(spec.placeholder)
                 node.meta["val"] = old.meta["val"]
                 self._copies[old] = node
                 argument = TensorArgument(node.name)
                 self._inputs.append(InputSpec(InputKind.USER_INPUT, argument, None))
             self._leaves.append(node)
+
+    def _placeholder(self, name: str) -> Node:
+        """Add an input of this name, as torch.export names it: also that of a builtin of Python.
+
+        FX would rename ``input``, and torch replays decompositions by the names of inputs.
+        """
+        taken = {node.name for node in self._graph.nodes}
+        node = self._graph.placeholder(name)
+        if name not in taken:
+            node.name = name
+        return node
 
     def _add_outputs(self) -> None:
         given = self._lowered.graph.output_node().args[0]

@@ -72,6 +72,8 @@ class PlanData:
         kernels: The kernel of each op, in order.
         prefer: ``speed`` or ``memory``: whether a product runs in float where that is faster.
         float_memory: By how many MB float weights may enlarge the constants.
+        loops: Whether decisions were priced for compiled code, and not for running op by op; plans
+            of older versions do not say it.
         times: The measured times that kernels were chosen by: see :class:`qfuse.cost.times.Times`.
     """
 
@@ -87,6 +89,7 @@ class PlanData:
     # Plans without these were made when a quantized kernel ran wherever there was one.
     prefer: str = "memory"
     float_memory: int = 0
+    loops: bool | None = None
     times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class PlanData:
             "backends": list(self.backends),
             "prefer": self.prefer,
             "float_memory": self.float_memory,
+            **({} if self.loops is None else {"loops": self.loops}),
         }
         times = {product: dict(seconds) for product, seconds in self.times.items()}
         return {

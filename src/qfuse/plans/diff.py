@@ -7,6 +7,16 @@ from typing import Any
 
 from qfuse.plans.data import PlanData
 
+_OPTIONS = (
+    "without",
+    "own_kernels",
+    "float_dtype",
+    "backends",
+    "prefer",
+    "float_memory",
+    "loops",
+)
+
 
 def diff_plans(one: PlanData, other: PlanData) -> list[str]:
     """Return the differences between two plans as lines; none if they make the same decisions.
@@ -20,7 +30,7 @@ def diff_plans(one: PlanData, other: PlanData) -> list[str]:
 
 def _facts(one: PlanData, other: PlanData) -> Iterator[str]:
     yield from _entries("version of", one.versions, other.versions)
-    for name in ("without", "own_kernels", "float_dtype", "backends", "prefer", "float_memory"):
+    for name in _OPTIONS:
         before, after = getattr(one, name), getattr(other, name)
         if before != after:
             yield f"~ option {name}: {before!r} -> {after!r}"

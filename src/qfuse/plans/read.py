@@ -23,7 +23,7 @@ _OPTIONS = {
     "float_dtype": (str, type(None)),
     "backends": list,
 }
-_LATER_OPTIONS = {"prefer": str, "float_memory": int}
+_LATER_OPTIONS = {"prefer": str, "float_memory": int, "loops": bool}
 
 
 def read_plan(source: str | Path | Mapping[str, Any] | PlanData) -> PlanData:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from qfuse.ir.errors import ModelFileError
+from qfuse.ir.errors import ModelFileError, OptionsError
 
 _TORCH: dict[str, type[Any]] = {
     "$dtype": torch.dtype,
@@ -38,9 +38,12 @@ def decoding(where: str) -> Iterator[None]:
 
     Raises:
         ModelFileError: In place of the errors of malformed data.
+        OptionsError: What is wrong is an option of this process, and not the file.
     """
     try:
         yield
+    except OptionsError:
+        raise
     except BAD_DATA as error:
         raise ModelFileError(
             f"its contents are malformed ({type(error).__name__}: {error})",

@@ -91,11 +91,16 @@ def result_of(value: object) -> tuple[Node, int] | None:
 
 def results_of(node: Node) -> dict[int, Node]:
     """Return the ``getitem`` users of a node with several results, by index."""
-    return {
-        int(u.args[1]): u  # type: ignore[arg-type]
+    return dict(all_results_of(node))
+
+
+def all_results_of(node: Node) -> list[tuple[int, Node]]:
+    """Return the index of each ``getitem`` user and the user: an index may come more than once."""
+    return [
+        (int(u.args[1]), u)  # type: ignore[arg-type]
         for u in node.users
         if u.target is operator.getitem
-    }
+    ]
 
 
 def tensor_of(node: Node) -> torch.Tensor:

@@ -102,10 +102,11 @@ class Guards:
             type(value) not in _PLAIN and is_subclass(value)
         ):
             raise self._type_error(guard.spec, value)
+        # Their sizes cannot be asked for.
+        if value.layout is not torch.strided or value.is_nested:
+            raise self._type_error(guard.spec, value)
         if value.dtype is not guard.dtype or value.device != guard.device:
             raise self._tensor_error(guard.spec, value)
-        if value.layout is not torch.strided:
-            raise self._type_error(guard.spec, value)
         shape = value.shape
         if guard.symbolic:
             if not _bind(guard.shape, shape, sizes):
@@ -163,6 +164,9 @@ class Guards:
             case torch.Tensor() if is_subclass(value):
                 fix = "pass a plain tensor; wrapped tensors belong into the model"
                 came = type(value).__name__
+            case torch.Tensor() if value.is_nested:
+                fix = f"pass a plain tensor, such as {name}.to_padded_tensor(0.0)"
+                came = "a nested tensor"
             case torch.Tensor():
                 fix = f"pass {name}.to_dense()"
                 came = f"a tensor of layout {value.layout}"

@@ -16,7 +16,7 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import SITE_META, place_of, site_of
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.library import declaration_of
-from qfuse.ir.ops.views import results_of
+from qfuse.ir.ops.views import all_results_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.expand.template import Template, template_of
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
@@ -72,7 +72,7 @@ class Expander:
             if isinstance(made, Node):
                 rw.replace(node, made)
                 return
-            for index, user in results_of(node).items():
+            for index, user in all_results_of(node):
                 rw.replace(user, made[index])
 
         # Outside of the rewrite budget: nothing runs the op itself.

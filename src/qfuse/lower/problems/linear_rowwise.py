@@ -11,7 +11,7 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation, as_activation
 from qfuse.ir.ops.linear import FusedLinear, as_fused_linear
 from qfuse.ir.ops.output import ExtraOutput
-from qfuse.ir.ops.views import dtype_of, results_of, shape_of, tensor_of
+from qfuse.ir.ops.views import all_results_of, dtype_of, results_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import is_row_major, same_shape
@@ -69,7 +69,7 @@ class LinearRowwiseProblem(Problem):
     @property
     def replaced(self) -> tuple[Replaced, ...]:
         """The results of the op, and that of the linear if it is shared."""
-        results = [Replaced(node, index) for index, node in results_of(self.op.node).items()]
+        results = [Replaced(node, index) for index, node in all_results_of(self.op.node)]
         if self.shared:
             results.append(Replaced(self.linear.node, self.kept_at, frozenset({self.op.node})))
         return tuple(results)

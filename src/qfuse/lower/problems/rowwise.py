@@ -17,7 +17,7 @@ from qfuse.ir.graph.stage_graph import SymbolRange
 from qfuse.ir.ops.activation import Activation
 from qfuse.ir.ops.norms import LayerNorm, RmsNorm
 from qfuse.ir.ops.output import ExtraOutput, Output
-from qfuse.ir.ops.views import QuantParams, dtype_of, results_of, shape_of
+from qfuse.ir.ops.views import QuantParams, all_results_of, dtype_of, results_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, is_row_major, product, same_shape
@@ -72,7 +72,7 @@ class RowwiseProblem(Problem):
     @property
     def replaced(self) -> tuple[Replaced, ...]:
         """The results of the op."""
-        return tuple(Replaced(node, index) for index, node in results_of(self.op.node).items())
+        return tuple(Replaced(node, index) for index, node in all_results_of(self.op.node))
 
     @property
     def output(self) -> Output:
