@@ -28,6 +28,7 @@ from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.linear.wide_einsum import SpellWideEinsum
+from qfuse.normalize.aten.operands.narrow_activation import NarrowActivation
 from qfuse.normalize.aten.qdq.addcmul import SpellAddcmul
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
@@ -94,6 +95,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     FloatZero,
     SpellAddcmul,
     NarrowIntegers,
+    NarrowActivation,
     InverseScale,
     ScaleOfProduct,
     ClampZeroPoint,

@@ -168,14 +168,14 @@ def _scaled(
     scale = scale_factor(base, by, shape_of(value), dtype_of(base))
     if isinstance(scale, Miss):
         return scale
-    scale = _for_each_zero(scale, stored.zero, shape_of(value))
+    scale = for_each_zero(scale, stored.zero, shape_of(value))
     zero = exact_zero_factor(base, stored.q, stored.zero, scale)
     if isinstance(zero, Miss):
         return zero
     return ScaledOperand(product, given, operand, stored, scale, zero)
 
 
-def _for_each_zero(scale: Factor, zero: Argument, shape: Sequence[Size]) -> Factor:
+def for_each_zero(scale: Factor, zero: Argument, shape: Sequence[Size]) -> Factor:
     """Repeat one scale for every zero point."""
     if not isinstance(zero, Node) or not all(map(is_one, scale.shape)):
         return scale

@@ -1,0 +1,185 @@
+"""Quantized activations that are scaled in several steps, or divided, or cast afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
+from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.movement.base import Movement
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
+from qfuse.ir.ops.linear import as_linear
+from qfuse.ir.ops.matmul import MATMULS, as_matmul
+from qfuse.ir.ops.qdq import as_dequantize
+from qfuse.ir.ops.views import dtype_of, shape_of
+from qfuse.ir.quant.spec import QuantSpec, dtype_name
+from qfuse.ir.sizes import Size, same_shape
+from qfuse.normalize.aten.operands.dequantize_operand import for_each_zero
+from qfuse.normalize.aten.operands.factors import (
+    ScaledValues,
+    TotalScale,
+    scaled_values,
+    total_scale,
+)
+from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor
+from qfuse.normalize.match.broadcast import block_of
+from qfuse.normalize.match.quantized_values import spec_of_dequantize
+from qfuse.patterns.quantized_operand import (
+    is_scaled_activation,
+    moved_operand,
+    reapply_movements,
+)
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    aten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledOperandSite:
+    """A product, and an operand of it that is scaled.
+
+    Attributes:
+        product: The product.
+        operand: The operand.
+        movements: What moves it behind the scales, from the last to the first.
+        found: The quantized values and their factors.
+        scale: The product of the factors.
+        grid: The shape of scale and zero point.
+        zero: The zero point.
+        spec: How the values are dequantized.
+    """
+
+    product: Node
+    operand: Node
+    movements: tuple[Movement, ...]
+    found: ScaledValues
+    scale: TotalScale
+    grid: tuple[Size, ...]
+    zero: Factor | None
+    spec: QuantSpec
+
+
+class DequantizeScaledOperand(Rule[ScaledOperandSite]):
+    """``linear(cast(q) / s * t, w)`` becomes ``linear(dequantize(q, t / s), w)``.
+
+    Before::
+
+        q int8 -> cast -> div(s) -> mul(t) -> cast bfloat16 -.
+        w -> dequantize -------------------------------------+-> linear
+
+    After::
+
+        t -> div(s) -.
+        q -----------+-> qfuse.dequantize to bfloat16 -.
+        w -> dequantize -------------------------------+-> linear
+
+    The activation of a linear or convolution with a quantized weight, or an operand of a product of
+    two quantized activations. Scales are computed in float32, whatever dtype the values have.
+    Applied when all other quantization has been found, and for products alone: others compute what
+    is written.
+
+    Rounding: the scales are multiplied first, and a divisor is a factor that is rounded.
+
+    Refuses: a float weight or other operand; scales that are one per element together, or whose
+    known product is not positive; a zero point that is not known to be an integer; scaled values
+    that are rounded to 16 bits and then multiplied in a wider dtype.
+    """
+
+    name = "dequantize-scaled-operand"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (*MATMULS, aten.linear.default, *CONVOLUTIONS)
+    exactness = Exactness.ROUNDING
+
+    def match(self, node: Node) -> ScaledOperandSite | Miss:
+        """Match a product of quantized operands, one of which is scaled in another way."""
+        operands, weight = _operands(node)
+        if weight is not None and as_dequantize(moved_operand(weight)[1]) is None:
+            return Miss(MissCode.PATTERN, node, "its weight is not quantized", progress=0)
+        found = [_unread(operand, layer=weight is not None) for operand in operands]
+        for operand, values in zip(operands, found, strict=True):
+            if values is None and weight is None and not is_scaled_activation(operand):
+                text = "its operands are not two quantized activations"
+                return Miss(MissCode.PATTERN, node, text, progress=0)
+        for operand, values in zip(operands, found, strict=True):
+            if values is not None:
+                return _site(node, operand, values)
+        return Miss(MissCode.PATTERN, node, "no operand is scaled in another way", progress=0)
+
+    def rewrite(self, site: ScaledOperandSite, rw: Rewriter) -> None:
+        """Multiply the scales, dequantize, and move the result as before."""
+        op = overload_of(site.product)
+        assert op is not None, "a product is a call"
+        scale = site.scale.build(rw, site.spec.arithmetic.compute)
+        if not same_shape(shape_of(scale), site.grid):
+            scale = rw.call(aten.expand.default, scale, list(site.grid))
+        zero = None if site.zero is None else site.zero.build(rw)
+        q = site.found.stored.build(rw)
+        value = rw.call(ops.dequantize, q, scale, zero, str(site.spec))
+        value = reapply_movements(rw, site.movements, value)
+        args = [value if arg is site.operand else arg for arg in site.product.args]
+        kwargs = {k: value if v is site.operand else v for k, v in site.product.kwargs.items()}
+        rw.replace(site.product, rw.call(op, *args, **kwargs))
+
+
+def _operands(node: Node) -> tuple[list[Node], Node | None]:
+    """Return the activations of a product, and its weight."""
+    product = as_matmul(node)
+    if product is not None:
+        return list(dict.fromkeys((product.x, product.other))), None
+    layer = as_linear(node) or as_convolution(node)
+    assert layer is not None, "the anchor is a product"
+    return [layer.x], layer.weight
+
+
+def _unread(operand: Node, *, layer: bool) -> ScaledValues | None:
+    """View an operand that no other rule reads as scaled values.
+
+    Factors above a dequantize scale the result of a product of two activations, but not of a layer.
+    """
+    if not layer and is_scaled_activation(operand):
+        return None
+    found = scaled_values(moved_operand(operand)[1])
+    return found if found is not None and found.factors else None
+
+
+def _site(product: Node, operand: Node, found: ScaledValues) -> ScaledOperandSite | Miss:
+    movements, base = moved_operand(operand)
+    wrong = _refuse_dtypes(base, found)
+    if wrong is not None:
+        return wrong
+    scale = total_scale(found, torch.float32)
+    if isinstance(scale, Miss):
+        return scale
+    value, stored = found.value, found.stored
+    whole = for_each_zero(scale.factor, stored.zero, shape_of(value))
+    zero = exact_zero_factor(value, stored.q, stored.zero, whole)
+    if isinstance(zero, Miss):
+        return zero
+    block = block_of(shape_of(value), whole.shape)
+    assert block is not None, "scale and zero point tile the quantized values"
+    spec = spec_of_dequantize(stored.q, shape_of(value), whole.shape, dtype_of(base), block)
+    return ScaledOperandSite(product, operand, movements, found, scale, whole.shape, zero, spec)
+
+
+def _refuse_dtypes(base: Node, found: ScaledValues) -> Miss | None:
+    """Refuse results in float64, and a rounding before a cast to a wider dtype."""
+    last = dtype_of(base)
+    if last not in COMPUTE_DTYPES or last is torch.float64:
+        text = "the product is computed in {}"
+        return Miss(MissCode.DTYPE, base, text, dtype_name(last), progress=2)
+    narrow = [dtype for dtype in found.dtypes if not widens(last, dtype)]
+    if narrow:
+        text = "the scaled values are rounded to {}, and multiplied in {}"
+        names = dtype_name(narrow[0]), dtype_name(last)
+        return Miss(MissCode.ARITHMETIC, base, text, *names, progress=2)
+    return None
