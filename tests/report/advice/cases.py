@@ -22,6 +22,7 @@ from tests.report.advice.models import (
     heads,
     images,
     in_parts,
+    integers,
     linear,
     one_linear,
     per_feature,
@@ -136,6 +137,11 @@ def _doubled(m: Weighted, x: torch.Tensor) -> torch.Tensor:
     return F.linear(static(x.float()).double(), m.w.double() * m.s.double()[:, None])
 
 
+def _given(advice: str, code: MissCode | None, problem: Forward, solution: Forward) -> Case:
+    """A linear of int8 values that are passed in with a scale per row and a zero point of int32."""
+    return Case(advice, code, lambda: Weighted(problem), lambda: Weighted(solution), integers)
+
+
 SIXTEEN_BITS = _case(
     "integer-operands",
     MissCode.DTYPE,
@@ -170,6 +176,48 @@ CASES = (
         MissCode.ZERO_POINT,
         lambda m, x: shifted(m, x, 300),
         lambda m, x: shifted(m, x, 128),
+    ),
+    _given(
+        "zero-point-in-range",
+        MissCode.NO_KERNEL,
+        lambda m, q, s, z: F.linear((q.int() - z) * s, by_hand(m)),
+        lambda m, q, s, z: F.linear((q.int() - z.clamp(-128, 127)) * s, by_hand(m)),
+    ),
+    _given(
+        "zero-point-as-integer",
+        MissCode.NOT_CONSTANT,
+        lambda m, q, s, z: F.linear((q.float() - z * 1.0) * s, by_hand(m)),
+        lambda m, q, s, z: F.linear((q.float() - z.to(torch.int8)) * s, by_hand(m)),
+    ),
+    _given(
+        "zero-point-before-scale",
+        MissCode.ORDER,
+        lambda m, q, s, z: F.linear(q.float() * s - z * s, by_hand(m)),
+        lambda m, q, s, z: F.linear((q.float() - z.to(torch.int8)) * s, by_hand(m)),
+    ),
+    _given(
+        "activation-in-8-bits",
+        MissCode.RANGE,
+        lambda m, q, s, z: F.linear((q + z) * s, by_hand(m)),
+        lambda m, q, s, z: F.linear(torch.clamp(q + z, -128, 127) * s, by_hand(m)),
+    ),
+    _given(
+        "one-dtype-of-the-product",
+        MissCode.ARITHMETIC,
+        lambda m, q, s, _: F.linear((q * s).bfloat16().float(), by_hand(m)),
+        lambda m, q, s, _: F.linear((q * s).bfloat16(), by_hand(m).bfloat16()),
+    ),
+    _given(
+        "scale-as-tensor",
+        MissCode.NOT_CONSTANT,
+        lambda m, q, s, _: F.linear(q * s.amax().item(), by_hand(m)),
+        lambda m, q, s, _: F.linear(q * s.amax(), by_hand(m)),
+    ),
+    _given(
+        "activation-scale-per-row",
+        MissCode.GRANULARITY,
+        lambda m, q, s, _: F.linear(q * s * m.s, by_hand(m)),
+        lambda m, q, s, _: F.linear(q * s, by_hand(m) * m.s),
     ),
     _case(
         "quantize-both",

@@ -186,3 +186,9 @@ def shifted(m: Weighted, x: torch.Tensor, zero_point: int) -> torch.Tensor:
 def activations(count: int = 1, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     """Random activations of 64 rows."""
     return tuple(torch.randn(64, SIZE, dtype=dtype) for _ in range(count))
+
+
+def integers() -> tuple[torch.Tensor, ...]:
+    """Quantized activations of 64 rows, their scales, and zero points in int32."""
+    q = torch.randint(-128, 128, (64, SIZE)).to(torch.int8)
+    return q, torch.rand(64, 1) * 0.02 + 0.01, torch.randint(-9, 9, (64, 1)).to(torch.int32)

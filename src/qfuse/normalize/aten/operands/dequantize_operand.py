@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch.fx.node import Argument
 
@@ -42,6 +42,8 @@ from qfuse.rewrite.prelude import (
     Rule,
     aten,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,14 @@ def _activation(node: Node) -> ScaledOperand | Miss:
     if found is None or as_dequantize(moved_operand(layer.weight)[1]) is None:
         text = "it is not a product of an activation scaled at run time and a quantized weight"
         return Miss(MissCode.PATTERN, node, text, progress=0)
-    return _scaled(node, layer.x, QuantizedOperand(movements, base), *found)
+    return told(_scaled(node, layer.x, QuantizedOperand(movements, base), *found))
+
+
+def told(found: T | Miss) -> T | Miss:
+    """Return what was found; a miss at a layer says why its kernel reads floats."""
+    if isinstance(found, Miss):
+        found.progress = max(found.progress, 2)
+    return found
 
 
 def _refuse_float(node: Node, sides: Mapping[str, Node]) -> Miss:

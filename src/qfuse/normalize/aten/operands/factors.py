@@ -18,9 +18,12 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import Size, is_one
 from qfuse.normalize.aten.qdq.scale_factor import Factor, scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
-from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.quantized_values import QuantizedValues, quantized_values
+from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, arguments, aten
+
+WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
+"""The dtypes in which 8-bit values are held for arithmetic."""
 
 _PRODUCTS = (aten.mul.Tensor, aten.div.Tensor)
 # Bounds the walk; each product may have two sides.
@@ -61,6 +64,18 @@ def scaled_values(node: Node, steps: int = _STEPS) -> ScaledValues | None:
     return None
 
 
+def wide_values(node: Node, steps: int = _STEPS) -> Node | None:
+    """Return the integers of more than 8 bits, computed at run time, that ``node`` scales."""
+    for source, _, _ in _sources(node):
+        if dtype_of(source) in WIDE_INTEGERS:
+            return None if is_constant_expression(source) else source
+        if steps and dtype_of(source).is_floating_point:
+            found = wide_values(source, steps - 1)
+            if found is not None:
+                return found
+    return None
+
+
 def _sources(node: Node) -> Iterator[tuple[Node, Argument, bool]]:
     """Yield what ``node`` may scale, the factor, and whether it divides; no factor for a cast."""
     source = cast_source(node)
@@ -73,7 +88,7 @@ def _sources(node: Node) -> Iterator[tuple[Node, Argument, bool]]:
     if not divides:
         sides.append((a["other"], a["self"]))
     for one, other in sides:
-        if isinstance(one, Node) and other is not one:
+        if is_tensor(one) and other is not one:
             yield one, other, divides
 
 
@@ -129,9 +144,7 @@ def total_scale(found: ScaledValues, compute: torch.dtype) -> TotalScale | Miss:
     return TotalScale(tuple(parts), Factor(home, grid, value, what))
 
 
-def _known(
-    parts: Sequence[tuple[Factor, bool]], compute: torch.dtype
-) -> torch.Tensor | None:
+def _known(parts: Sequence[tuple[Factor, bool]], compute: torch.dtype) -> torch.Tensor | None:
     """Return the product of constant factors, rounded once; ``None`` if one has no value."""
     total = torch.ones((), dtype=torch.float64)
     for part, divides in parts:

@@ -17,6 +17,8 @@ from qfuse.ir.ops.matmul import MATMULS
 from qfuse.ir.ops.value_range import bounds_of
 from qfuse.ir.ops.views import dtype_of
 from qfuse.ir.quant.spec import dtype_name
+from qfuse.normalize.aten.operands.factors import WIDE_INTEGERS
+from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -28,9 +30,6 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
-
-WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
-"""The dtypes in which 8-bit values are held for arithmetic."""
 
 _PRODUCTS = (aten.linear.default, *CONVOLUTIONS, *MATMULS)
 _SHIFT_OR_SCALE = (aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor)
@@ -123,7 +122,7 @@ def _wide_operands(node: Node) -> Iterator[Node]:
     names = ("self", "other") if is_call(node, aten.mul.Tensor) else ("self",)
     for name in names:
         wide = a[name]
-        if not isinstance(wide, Node) or dtype_of(wide) not in WIDE_INTEGERS:
+        if not is_tensor(wide) or dtype_of(wide) not in WIDE_INTEGERS:
             continue
         source = cast_source(wide)
         narrow = source is not None and dtype_of(source) in BYTES

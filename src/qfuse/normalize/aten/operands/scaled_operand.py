@@ -8,9 +8,11 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
-from qfuse.ir.graph.schema import overload_of
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.casts import cast_source
+from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
 from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.matmul import MATMULS, as_matmul
@@ -18,12 +20,13 @@ from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
 from qfuse.ir.sizes import Size, same_shape
-from qfuse.normalize.aten.operands.dequantize_operand import for_each_zero
+from qfuse.normalize.aten.operands.dequantize_operand import for_each_zero, told
 from qfuse.normalize.aten.operands.factors import (
     ScaledValues,
     TotalScale,
     scaled_values,
     total_scale,
+    wide_values,
 )
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor
 from qfuse.normalize.match.broadcast import block_of
@@ -33,6 +36,7 @@ from qfuse.patterns.quantized_operand import (
     moved_operand,
     reapply_movements,
 )
+from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -41,6 +45,7 @@ from qfuse.rewrite.prelude import (
     OpOverload,
     Rewriter,
     Rule,
+    arguments,
     aten,
 )
 
@@ -112,7 +117,11 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
                 return Miss(MissCode.PATTERN, node, text, progress=0)
         for operand, values in zip(operands, found, strict=True):
             if values is not None:
-                return _site(node, operand, values)
+                site = _site(node, operand, values)
+                return site if weight is None else told(site)
+        near = None if weight is None else _near(operands[0])
+        if near is not None:
+            return near
         return Miss(MissCode.PATTERN, node, "no operand is scaled in another way", progress=0)
 
     def rewrite(self, site: ScaledOperandSite, rw: Rewriter) -> None:
@@ -183,3 +192,31 @@ def _refuse_dtypes(base: Node, found: ScaledValues) -> Miss | None:
         names = dtype_name(narrow[0]), dtype_name(last)
         return Miss(MissCode.ARITHMETIC, base, text, *names, progress=2)
     return None
+
+
+def _near(operand: Node) -> Miss | None:
+    """Say what keeps an activation from being read, if it seems to be quantized values."""
+    base = moved_operand(operand)[1]
+    while (source := cast_source(base)) is not None and dtype_of(source).is_floating_point:
+        base = source
+    if _is_shifted(base):
+        text = "the zero point is subtracted behind the scale, so it is no integer"
+        return Miss(MissCode.ORDER, base, text, progress=2)
+    wide = wide_values(base)
+    if wide is None:
+        return None
+    text = "the activation is stored as {}, and not known to fit in 8 bits"
+    return Miss(MissCode.RANGE, wide, text, dtype_of(wide), progress=2)
+
+
+def _is_shifted(node: Node) -> bool:
+    """Whether ``node`` shifts scaled values by what may be a zero point times their scale."""
+    if not is_call(node, aten.sub.Tensor, aten.add.Tensor):
+        return False
+    a = arguments(node)
+    values, other = a["self"], a["other"]
+    if not is_tensor(values) or not is_tensor(other) or constant_value(other) is not None:
+        return False
+    found = scaled_values(values)
+    is_scaled = found is not None and bool(found.factors)
+    return is_scaled and block_of(shape_of(values), shape_of(other)) is not None
