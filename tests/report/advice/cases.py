@@ -217,7 +217,7 @@ CASES = (
         "activation-scale-per-row",
         MissCode.GRANULARITY,
         lambda m, q, s, _: F.linear(q * s * m.s, by_hand(m)),
-        lambda m, q, s, _: F.linear(q * s, by_hand(m) * m.s),
+        lambda m, q, s, _: F.linear(q * s, by_hand(m)),
     ),
     _case(
         "quantize-both",
