@@ -75,6 +75,8 @@ def why_none(report: Report) -> str:
     # Misses do not tell: rules also decline at the linears of a float model.
     if report.in_float:
         return "they run in float, which is faster"
+    if report.rolled_back and report.expanded:
+        return "the rewrites of the quantized ops were undone, see below"
     if any(not left.needed for left in report.left):
         return "the quantized ops could not be fused, see below"
     if report.left:

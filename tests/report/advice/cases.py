@@ -388,6 +388,13 @@ CASES = (
     ),
     _convolution("weight-scale-per-output", MissCode.NO_KERNEL, by_pt2e=True, axis=1),
     Case("group-size", MissCode.NO_KERNEL, lambda: Grouped(4), lambda: Grouped(32)),
+    Case(
+        "activation-scale-per-tensor",
+        MissCode.NO_KERNEL,
+        lambda: Convolved(by_pt2e=True, per_image=True),
+        lambda: Convolved(by_pt2e=True),
+        images,
+    ),
     _case(
         "activation-scale-per-row",
         MissCode.NO_KERNEL,

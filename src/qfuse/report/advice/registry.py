@@ -261,6 +261,13 @@ _KERNELS = (
         "groups must be whole, of a multiple of",
     ),
     Advice(
+        "activation-scale-per-tensor",
+        "give the activation one scale for all of it: x.abs().amax()",
+        (MissCode.NO_KERNEL,),
+        "the activation is scaled in blocks of .*, not per tensor",
+        "convolution",
+    ),
+    Advice(
         "activation-scale-per-row",
         "give the activation one scale for all of it, or one per row",
         (MissCode.NO_KERNEL, MissCode.GRANULARITY),
