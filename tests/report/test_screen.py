@@ -293,6 +293,10 @@ def test_places_with_another_suggestion_are_another_entry() -> None:
             "the rewrites of the quantized ops were undone, see below",
         ),
         (
+            (Lowered("lower", place("a"), EXPAND, why="none", cause=ExpandCause.NO_KERNEL),),
+            "no kernel takes the quantized ops, see below",
+        ),
+        (
             (Left("lower", place("a"), "no rule fused it"),),
             "the quantized ops could not be fused, see below",
         ),

@@ -77,6 +77,8 @@ def why_none(report: Report) -> str:
         return "they run in float, which is faster"
     if report.rolled_back and report.expanded:
         return "the rewrites of the quantized ops were undone, see below"
+    if any(op.failed for op in report.expanded):
+        return "no kernel takes the quantized ops, see below"
     if any(not left.needed for left in report.left):
         return "the quantized ops could not be fused, see below"
     if report.left:

@@ -251,12 +251,6 @@ CASES = (
         lambda m, x: torch.einsum("oc,bct->bot", by_hand(m), rounded(x).view(2, -1, SIZE).mT),
         lambda m, x: F.linear(rounded(x).view(2, -1, SIZE), by_hand(m)).mT,
     ),
-    _case(
-        "einsum-as-linear",
-        None,
-        lambda m, x: torch.einsum("ebk,enk->ebn", x.view(4, -1, 64), _experts(m)),
-        lambda m, x: _of_batch(m, x, before=True),
-    ),
     _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
     _case(
         "round-to-nearest",

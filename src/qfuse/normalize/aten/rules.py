@@ -20,6 +20,7 @@ from qfuse.normalize.aten.int_matmul.fold_factor import FoldFactor
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
+from qfuse.normalize.aten.linear.batched_einsum import SpellBatchedEinsum
 from qfuse.normalize.aten.linear.batched_scale import LiftBatchedScale
 from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
@@ -65,6 +66,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
     SpellWideEinsum,
+    SpellBatchedEinsum,
     FoldAddmmFactors,
     # Products of quantized values with all their scales and corrections; then the remaining integer
     # products, which have to be correct on every machine.
