@@ -117,18 +117,17 @@ def promised_strides(
         fake: A fake tensor of the graph.
         real: Its value.
     """
-    sizes: dict[Any, int] = {}
+    numbers: dict[Any, int] = {}
     for node, value in zip(program.graph.find_nodes(op="placeholder"), inputs, strict=True):
-        for size, number in zip(node.meta["val"].shape, value.shape, strict=True):
+        sizes: tuple[Any, ...] = node.meta["val"].shape
+        for size, number in zip(sizes, value.shape, strict=True):
             if isinstance(size, torch.SymInt):
-                sizes[size.node.expr] = number
+                numbers[size.node.expr] = number
     if not real.numel():
         return []
-    return [
-        int(step.node.expr.subs(sizes)) if isinstance(step, torch.SymInt) else step
-        for step, size in zip(fake.stride(), real.shape, strict=True)
-        if size > 1
-    ]
+    steps: tuple[Any, ...] = fake.stride()
+    known = [s.node.expr.subs(numbers) if isinstance(s, torch.SymInt) else s for s in steps]
+    return [int(step) for step, size in zip(known, real.shape, strict=True) if size > 1]
 
 
 def equal_but_for_nan(old: torch.Tensor, new: torch.Tensor) -> bool:

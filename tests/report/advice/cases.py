@@ -77,11 +77,6 @@ def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tenso
     return torch.bmm(by_hand(m).view(4, SIZE // 4, SIZE)[expert], read[:, :, None])
 
 
-def _experts(m: Weighted) -> torch.Tensor:
-    """Four weights ``[N, K]``, of 64 input features, with a scale for each output."""
-    return m.w.view(4, SIZE, SIZE // 4).float() * m.s.repeat(4).view(4, SIZE, 1)
-
-
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
     return torch.mm(q.to(torch.int32), m.w.to(torch.int32).t()).float() * 0.01
 
