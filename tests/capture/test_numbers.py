@@ -109,3 +109,15 @@ def test_a_size_of_an_exported_program_stays_a_symbol() -> None:
 
     assert [op for op in _ops(program) if "item" in op]
     assert torch.equal(run_functional(program, x)[1], model(x))
+
+
+def test_a_number_that_is_returned() -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        return x * self.b_scale.item(), self.b_scale.item()
+
+    model, x = module(forward, b_scale=SCALE), torch.randn(3)
+    program = captured(model, x)
+
+    got, number = run_functional(program, x)[1]
+    assert torch.equal(got, model(x)[0])
+    assert float(number) == SCALE.item()

@@ -34,7 +34,9 @@ def build_module(
         for name, node in nodes.items()
         if name in constants and name not in kept
     }
+    returned = {nodes[name] for name in outputs}
     known = known_numbers(list(nodes.values()), held)
+    known = {node: number for node, number in known.items() if node not in returned}
     live = _live([nodes[name] for name in (*outputs, *kept)], known)
     graph = Graph()
     copied: dict[Node, Node] = {}

@@ -102,7 +102,7 @@ def known_numbers(nodes: Sequence[Node], constants: Mapping[Node, torch.Tensor])
         elif _is_arithmetic(node) and all(source in known for source in node.all_input_nodes):
             args = [known[arg] if isinstance(arg, Node) else arg for arg in node.args]
             known[node] = node.target(*args)  # type: ignore[operator]
-    sizes = _sizes(nodes)
+    sizes = _sizes(nodes) if known else set()
     return {
         node: number
         for node, number in known.items()

@@ -9,7 +9,6 @@ from typing import ClassVar, TypeVar
 from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import FLOATS
-from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
 from qfuse.ir.ops.linear import as_linear
@@ -17,6 +16,7 @@ from qfuse.ir.ops.matmul import MATMULS, as_matmul
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import Size, is_one
+from qfuse.normalize.aten.operands.products import replace_operand
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor, scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.quantized_values import (
@@ -119,8 +119,6 @@ class DequantizeOperand(Rule[ScaledOperand]):
     def rewrite(self, site: ScaledOperand, rw: Rewriter) -> None:
         """Dequantize the values for this product, and do with them what was done before."""
         scale, zero, product, base = site.scale, site.zero, site.product, site.operand.base
-        op = overload_of(product)
-        assert op is not None, "a product is a call"
         shape = shape_of(base)
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"
@@ -128,9 +126,7 @@ class DequantizeOperand(Rule[ScaledOperand]):
         q, made = site.stored.build(rw), None if zero is None else zero.build(rw)
         value = rw.call(ops.dequantize, q, scale.build(rw), made, str(spec))
         value = site.operand.reapply(rw, value)
-        args = [value if arg is site.value else arg for arg in product.args]
-        kwargs = {k: value if v is site.value else v for k, v in product.kwargs.items()}
-        rw.replace(product, rw.call(op, *args, **kwargs))
+        replace_operand(rw, product, site.value, value)
 
 
 def _activation(node: Node) -> ScaledOperand | Miss:

@@ -27,7 +27,7 @@ WIDE_INTEGERS = (torch.int16, torch.int32, torch.int64)
 
 _PRODUCTS = (aten.mul.Tensor, aten.div.Tensor)
 # Bounds the walk; each product may have two sides.
-_STEPS = 8
+_STEPS = 6
 _INVERSE = "one_over"
 
 

@@ -8,14 +8,13 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
-from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
-from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
-from qfuse.ir.ops.linear import as_linear
-from qfuse.ir.ops.matmul import MATMULS, as_matmul
+from qfuse.ir.ops.convolution import CONVOLUTIONS
+from qfuse.ir.ops.matmul import MATMULS
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import QuantSpec, dtype_name
@@ -28,6 +27,7 @@ from qfuse.normalize.aten.operands.factors import (
     total_scale,
     wide_values,
 )
+from qfuse.normalize.aten.operands.products import operands_of, replace_operand
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor
 from qfuse.normalize.match.broadcast import block_of
 from qfuse.normalize.match.quantized_values import spec_of_dequantize
@@ -107,7 +107,7 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
 
     def match(self, node: Node) -> ScaledOperandSite | Miss:
         """Match a product of quantized operands, one of which is scaled in another way."""
-        operands, weight = _operands(node)
+        operands, weight = operands_of(node)
         if weight is not None and as_dequantize(moved_operand(weight)[1]) is None:
             return Miss(MissCode.PATTERN, node, "its weight is not quantized", progress=0)
         found = [_unread(operand, layer=weight is not None) for operand in operands]
@@ -126,8 +126,6 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
 
     def rewrite(self, site: ScaledOperandSite, rw: Rewriter) -> None:
         """Multiply the scales, dequantize, and move the result as before."""
-        op = overload_of(site.product)
-        assert op is not None, "a product is a call"
         scale = site.scale.build(rw, site.spec.arithmetic.compute)
         if not same_shape(shape_of(scale), site.grid):
             scale = rw.call(aten.expand.default, scale, list(site.grid))
@@ -135,19 +133,7 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
         q = site.found.stored.build(rw)
         value = rw.call(ops.dequantize, q, scale, zero, str(site.spec))
         value = reapply_movements(rw, site.movements, value)
-        args = [value if arg is site.operand else arg for arg in site.product.args]
-        kwargs = {k: value if v is site.operand else v for k, v in site.product.kwargs.items()}
-        rw.replace(site.product, rw.call(op, *args, **kwargs))
-
-
-def _operands(node: Node) -> tuple[list[Node], Node | None]:
-    """Return the activations of a product, and its weight."""
-    product = as_matmul(node)
-    if product is not None:
-        return list(dict.fromkeys((product.x, product.other))), None
-    layer = as_linear(node) or as_convolution(node)
-    assert layer is not None, "the anchor is a product"
-    return [layer.x], layer.weight
+        replace_operand(rw, site.product, site.operand, value)
 
 
 def _unread(operand: Node, *, layer: bool) -> ScaledValues | None:
