@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.report.advice.given import GIVEN
 from tests.report.advice.models import (
     SIZE,
     Convolved,
@@ -172,48 +173,7 @@ CASES = (
         lambda m, x: shifted(m, x, 300),
         lambda m, x: shifted(m, x, 128),
     ),
-    _given(
-        "zero-point-in-range",
-        MissCode.NO_KERNEL,
-        lambda m, q, s, z: F.linear((q.int() - z) * s, by_hand(m)),
-        lambda m, q, s, z: F.linear((q.int() - z.clamp(-128, 127)) * s, by_hand(m)),
-    ),
-    _given(
-        "zero-point-as-integer",
-        MissCode.NOT_CONSTANT,
-        lambda m, q, s, z: F.linear((q.float() - z * 1.0) * s, by_hand(m)),
-        lambda m, q, s, z: F.linear((q.float() - z.to(torch.int8)) * s, by_hand(m)),
-    ),
-    _given(
-        "zero-point-before-scale",
-        MissCode.ORDER,
-        lambda m, q, s, z: F.linear(q.float() * s - z * s, by_hand(m)),
-        lambda m, q, s, z: F.linear((q.float() - z.to(torch.int8)) * s, by_hand(m)),
-    ),
-    _given(
-        "activation-in-8-bits",
-        MissCode.RANGE,
-        lambda m, q, s, z: F.linear((q + z) * s, by_hand(m)),
-        lambda m, q, s, z: F.linear(torch.clamp(q + z, -128, 127) * s, by_hand(m)),
-    ),
-    _given(
-        "one-dtype-of-the-product",
-        MissCode.ARITHMETIC,
-        lambda m, q, s, _: F.linear((q * s).bfloat16().float(), by_hand(m)),
-        lambda m, q, s, _: F.linear((q * s).bfloat16(), by_hand(m).bfloat16()),
-    ),
-    _given(
-        "scale-as-tensor",
-        MissCode.NOT_CONSTANT,
-        lambda m, q, s, _: F.linear(q * s.amax().item(), by_hand(m)),
-        lambda m, q, s, _: F.linear(q * s.amax(), by_hand(m)),
-    ),
-    _given(
-        "activation-scale-per-row",
-        MissCode.GRANULARITY,
-        lambda m, q, s, _: F.linear(q * s * m.s, by_hand(m)),
-        lambda m, q, s, _: F.linear(q * s, by_hand(m)),
-    ),
+    *(_given(*parts) for parts in GIVEN),
     _case(
         "quantize-both",
         MissCode.NOT_QUANTIZED,
