@@ -9,7 +9,7 @@ from qfuse.ir.ops import library as ops
 from qfuse.lower.unfused import is_needed, reason_to_stay
 from qfuse.optimize import optimize
 from qfuse.testing.build import GraphBuilder
-from qfuse.testing.quant import QuantizedLinear, per_tensor
+from qfuse.testing.quant import QuantizedLinear, per_channel, per_tensor
 
 aten = torch.ops.aten
 
@@ -182,3 +182,17 @@ def test_a_quantize_for_a_cache_is_needed() -> None:
         "model"
     )
     assert (reason_to_stay(quantize), is_needed(quantize)) == (told, True)
+
+
+def test_what_an_epilogue_adds_is_no_weight() -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 4, 8)
+    q = b.const("addend", torch.ones(6, 4, dtype=torch.int8))
+    # No epilogue reads a scale per row.
+    rows = b.call(ops.dequantize, q, b.const("rows", torch.ones(6, 1)), None, str(per_channel(2)))
+    y = block.linear(b.arg("x", torch.float32, 6, 8))
+    program = optimize(b.done(b.call(aten.add.Tensor, y, rows)))
+
+    left = next(n for n in program.graph.nodes if n.target is ops.dequantize)
+    told = "qfuse.linear adds or multiplies it in float, behind the sum of its integers"
+    assert (reason_to_stay(left), is_needed(left)) == (told, True)

@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from qfuse.analysis import LintFinding, Severity
-from qfuse.ir.events import Estimated, Event, Left, MissCode, Missed, Noted, Place
+from qfuse.ir.events import (
+    EXPAND,
+    Estimated,
+    Event,
+    ExpandCause,
+    Left,
+    Lowered,
+    MissCode,
+    Missed,
+    Noted,
+    Place,
+    RolledBack,
+)
 from qfuse.report import Report
 
 FIRST = Place("a", "qfuse.quantize", "model.py:1: y", "layers.0")
@@ -87,3 +99,21 @@ def test_a_quantize_that_is_read_by_a_kernel_is_no_near_miss() -> None:
     reason = "its parameters are computed at run time"
     assert actions(choose, Left("lower", FIRST, reason, needed=True)) == []
     assert len(actions(choose, Left("lower", FIRST, reason, needed=False))) == 1
+
+
+def test_a_place_that_was_rolled_back_is_one_action() -> None:
+    op = Place("c", "qfuse.linear", FIRST.source, FIRST.module)
+    undone = RolledBack("lower", "lower-linear", "key", (op,), "the values differ", "")
+    size = Estimated("lower", op, 100, 2e-6, 1e-6)
+    kernel = Lowered(
+        "lower",
+        op,
+        EXPAND,
+        why="its kernel is not permitted",
+        cause=ExpandCause.DENIED,
+        losers=(("linear-w4a8", "the weight's values span more than 15"),),
+    )
+    (alone,) = actions(size, kernel, undone)
+
+    assert alone == ("lower-linear: rolled back: the values differ", None, (op,), None)
+    assert len(actions(size, kernel)) == 1

@@ -286,6 +286,17 @@ def test_places_with_another_suggestion_are_another_entry() -> None:
             "the model is not quantized, or its quantization was not recognized",
         ),
         (
+            (
+                RolledBack("lower", "lower-linear", "k", (place("a"),), "the values differ", ""),
+                Lowered("lower", place("a"), EXPAND, why="its kernel is not permitted"),
+            ),
+            "the rewrites of the quantized ops were undone, see below",
+        ),
+        (
+            (Lowered("lower", place("a"), EXPAND, why="none", cause=ExpandCause.NO_KERNEL),),
+            "no kernel takes the quantized ops, see below",
+        ),
+        (
             (Left("lower", place("a"), "no rule fused it"),),
             "the quantized ops could not be fused, see below",
         ),

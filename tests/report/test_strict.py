@@ -25,6 +25,9 @@ _FINE = {
     *("one-quantize", "same-scale-on-both-sides", "leaky-relu", "squared-relu"),
     *("multiply-by-the-reciprocal", "activation-scale-per-row", "activation-of-8-bits"),
     *("quantize-convolution", "cast-to-8-bits", "integer-zero-point", "zero-point-in-range"),
+    # The weight alone is read quantized.
+    *("zero-point-as-integer", "zero-point-before-scale", "activation-in-8-bits"),
+    *("one-dtype-of-the-product", "scale-as-tensor", "activation-scale-per-tensor"),
     # Ops that are no products, between quantized ones.
     *("one-scale-for-parts", "float-op-between"),
 }

@@ -212,6 +212,20 @@ def test_values_on_a_tie_may_fall_either_way(factor: float, wrong: str, rounded:
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize(("shift", "wrong"), [(1, ""), (-1, "differ by a step")])
+def test_a_tie_takes_values_one_way_only(shift: int, wrong: str) -> None:
+    """10.5 steps are rounded to 10, and may as well be 11; they are not 9."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 40, 50)
+    scale = b.const("scale", torch.full((1, 1), 0.25))
+    old, same = (b.call(ops.quantize, x, scale, None, str(per_tensor(2))) for _ in range(2))
+    new = b.call(aten.add.Tensor, same, shift)
+    found = judged(b.done(old, new), old, new, [torch.full((40, 50), 2.625)])
+    assert wrong in (found or "")
+    assert (found is None) is (not wrong)
+
+
+@pytest.mark.numeric
 @pytest.mark.parametrize(("shift", "wrong"), [(0, ""), (1, "steps apart")])
 def test_a_source_that_quantizes_bfloat16_may_round_before(shift: int, wrong: str) -> None:
     """The exact sum is 7.492 steps, 7.505 in bfloat16; that of bfloat16 operands is 7.454."""

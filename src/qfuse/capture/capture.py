@@ -35,6 +35,7 @@ from qfuse.capture.diagnose import capture_error, empty_error
 from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
 from qfuse.capture.inner_graphs import restore_origins
 from qfuse.capture.module import build_module
+from qfuse.capture.numbers import KnownNumbers
 from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
 from qfuse.capture.signature import note_fixed_sizes, read_interface
@@ -173,7 +174,13 @@ def _export(
 ) -> ExportedProgram:
     try:
         with untouched(model), _warnings_to(log):
-            return export(model, *call, dynamic_shapes, UserFiles().owns, strict=strict)
+            owns, numbers = UserFiles().owns, KnownNumbers(model)
+            if not strict:
+                with numbers:
+                    program = export(model, *call, dynamic_shapes, owns)
+                if not numbers.changes(program):
+                    return program
+            return export(model, *call, dynamic_shapes, owns, strict=strict)
     except trace_errors() as error:
         empty = [value for value in flatten(call)[0] if _is_empty(value)]
         if empty:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from qfuse.capture._export_api import as_value
+from qfuse.capture.numbers import known_numbers
 
 
 def build_module(
@@ -28,7 +29,15 @@ def build_module(
         kept: Names of placeholders to keep without users, since they are mutated.
     """
     nodes = {node.name: node for node in program.graph.nodes}
-    live = _live([nodes[name] for name in (*outputs, *kept)])
+    held = {
+        node: constants[name][1]
+        for name, node in nodes.items()
+        if name in constants and name not in kept
+    }
+    returned = {nodes[name] for name in outputs}
+    known = known_numbers(list(nodes.values()), held)
+    known = {node: number for node, number in known.items() if node not in returned}
+    live = _live([nodes[name] for name in (*outputs, *kept)], known)
     graph = Graph()
     copied: dict[Node, Node] = {}
     placeholders = program.graph.find_nodes(op="placeholder")
@@ -48,7 +57,7 @@ def build_module(
             copied[node] = made[target]
     for node in program.graph.nodes:
         if node in live and node not in copied:
-            copied[node] = graph.node_copy(node, copied.__getitem__)
+            copied[node] = graph.node_copy(node, lambda n: known[n] if n in known else copied[n])
     for old, new in copied.items():
         new.meta = {**old.meta, "val": as_value(old)}
     graph.output(tuple(copied[nodes[name]] for name in outputs))
@@ -56,12 +65,13 @@ def build_module(
     return GraphModule({name: values[name] for name in made}, graph, class_name="Captured")
 
 
-def _live(roots: Sequence[Node]) -> set[Node]:
+def _live(roots: Sequence[Node], known: Collection[Node]) -> set[Node]:
+    """Return the ancestors of ``roots``, but none that are numbers, nor what these are made of."""
     live: set[Node] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
-        if node not in live:
+        if node not in live and node not in known:
             live.add(node)
             stack += node.all_input_nodes
     return live

@@ -14,7 +14,10 @@ from qfuse.ir.graph.stage_graph import constant_of, op_name, place_of
 from qfuse.ir.movement.lookup import looked_up_in, looked_up_reason
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.convolution import as_fused_convolution
 from qfuse.ir.ops.library import output_of
+from qfuse.ir.ops.linear import as_fused_linear
+from qfuse.ir.ops.matmul import as_fused_matmul
 from qfuse.ir.ops.qdq import Dequantize, Quantize, as_dequantize, as_quantize
 from qfuse.ir.ops.views import dtype_of, result_of
 
@@ -66,6 +69,8 @@ def reason_to_stay(node: Node) -> str:
 
 def _dequantize_reason(node: Node, dequantize: Dequantize) -> str:
     users = _users(node)
+    if _is_only_added(node):
+        return f"{users} adds or multiplies it in float, behind the sum of its integers"
     if constant_of(dequantize.q) is not None:
         return (
             f"{users} uses this weight and has no quantized kernel here: it "
@@ -94,6 +99,19 @@ def _float_reason(node: Node, dequantize: Dequantize, users: str) -> str:
     return f"its float values are used by {users}, which no rule fused with it"
 
 
+def _is_only_added(node: Node) -> bool:
+    """Whether only epilogues of products read ``node``, which kernels do in float."""
+    return all(_is_extra(node, user) for user in node.users)
+
+
+def _is_extra(node: Node, user: Node) -> bool:
+    fused = as_fused_linear(user) or as_fused_convolution(user) or as_fused_matmul(user)
+    if fused is None:
+        return False
+    others = [n for n in user.all_input_nodes if n not in fused.extras]
+    return node in fused.extras and node not in others
+
+
 def _is_weight_of_floats(node: Node) -> bool:
     return all(_multiplies_floats(user, node) for user in node.users)
 
@@ -117,7 +135,8 @@ def is_needed(node: Node) -> bool:
     if dequantize is not None:
         rows = looked_up_in(node) is not None and not _is_weight_of_floats(node)
         given = rows or _origin(dequantize.q).op == "placeholder"
-        return given or all(user.op == "output" for user in node.users)
+        out = all(user.op == "output" for user in node.users)
+        return given or out or _is_only_added(node)
     takers = list(_users_below(node))
     return any(user.op == "output" or is_call(user, *ops.FUSED) for user in takers)
 

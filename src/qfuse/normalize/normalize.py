@@ -14,8 +14,9 @@ from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.drop_batch_expand import DropBatchExpand
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
-from qfuse.normalize.aten.qdq.cast_operand import DequantizeCastOperand
-from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
+from qfuse.normalize.aten.operands.cast_operand import DequantizeCastOperand
+from qfuse.normalize.aten.operands.dequantize_operand import DequantizeOperand
+from qfuse.normalize.aten.operands.scaled_operand import DequantizeScaledOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
@@ -63,6 +64,7 @@ def normalize(
             FoldStored(),
             SpellMatmul(),
             DequantizeOperand(),
+            DequantizeScaledOperand(),
             DequantizeCastOperand(),
             DropBatchExpand(),
             FoldAddmmFactors(),

@@ -18,6 +18,7 @@ from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import Size, is_one, same_shape
 from qfuse.rewrite.node_mover import NodeMover
+from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, arguments, aten
 
 _FACTORS = (aten.mul.Tensor, aten.div.Tensor)
@@ -135,6 +136,8 @@ def scalings(node: Node) -> Iterator[Scaling]:
 
 def _is_factor(source: Node, factor: Node) -> bool:
     """Whether a value computed at run time is one factor for several elements."""
+    if not is_tensor(source) or not is_tensor(factor):
+        return False
     if dtype_of(factor) not in FLOATS or not dtype_of(source).is_floating_point:
         return False
     shape, fewer = shape_of(source), shape_of(factor)
@@ -182,7 +185,8 @@ def scaled_at_run_time(node: Node) -> tuple[Node, Argument] | None:
         return None
     a = arguments(node)
     for value, by in ((a["self"], a["other"]), (a["other"], a["self"])):
-        if not isinstance(value, Node):
+        # A number that is computed at run time, as by `item`, has no dtype.
+        if not is_tensor(value) or (isinstance(by, Node) and not is_tensor(by)):
             continue
         q, zero = _unshifted(value)
         if q is None or dtype_of(q) not in BYTES or is_constant_expression(q):

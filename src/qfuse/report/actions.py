@@ -62,7 +62,11 @@ def actions_of(events: Iterable[Event]) -> tuple[Action, ...]:
     known = list(events)
     # One suggestion holds for all places of a group.
     groups: dict[tuple[str, str, str], list[tuple[Cause, Place, float | None]]] = {}
+    undone = {place for event in known if isinstance(event, RolledBack) for place in event.places}
     for cause, place, seconds in Causes(known).all():
+        # That it was undone says why, and not what kernels would not have taken either.
+        if place in undone:
+            continue
         advice = advice_for(cause)
         # The two halves of a quantization that is written out miss for one reason.
         key = ("" if advice else cause.tried), cause.reason, "" if advice is None else advice.name

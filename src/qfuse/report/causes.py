@@ -60,7 +60,7 @@ class Causes:
         for node, miss in self._misses.items():
             told = explains_input(miss) and not self._is_recognized(node)
             if node not in self._explained and (told or advice_for(_missed(miss))):
-                yield _missed(miss), miss.anchor, self._cost(node)
+                yield _missed(miss), miss.anchor, self._cost(node) or self._lost(miss.anchor)
 
     def _cost(self, node: str) -> float | None:
         """Return what the products that read a node lose, or else the time of the node itself.
@@ -81,6 +81,23 @@ class Causes:
         if lost or own is None or own.int8_seconds is not None:
             return lost or None
         return own.float_seconds
+
+    def _lost(self, place: Place) -> float | None:
+        """Return what the product at a place loses because its kernel reads floats.
+
+        A product has another node when it is fused. Of several in one line, it is not known which.
+        """
+        here = [
+            estimate
+            for estimate in self._estimates.values()
+            if (estimate.place.source, estimate.place.module) == (place.source, place.module)
+            and estimate.int8_seconds is not None
+        ]
+        kernel = self._kernels.get(here[0].place.node) if len(here) == 1 else None
+        if kernel is None or not kernel.weight_only or here[0].place.node in self._charged:
+            return None
+        assert here[0].int8_seconds is not None, "it is a product"
+        return max(seconds_of(here[0], kernel) - here[0].int8_seconds, 0.0) or None
 
     def unquantized(self) -> Iterator[tuple[Cause, Place]]:
         """Yield the quantized ops that run in float, and not because that is faster.

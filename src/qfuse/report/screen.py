@@ -72,16 +72,27 @@ def cut(line: str, width: int = COLUMNS) -> str:
 
 def why_none(report: Report) -> str:
     """Return why nothing runs on a quantized kernel."""
+    warned = any(note.stage == "normalize" and note.warn for note in report.notes)
     # Misses do not tell: rules also decline at the linears of a float model.
-    if report.in_float:
-        return "they run in float, which is faster"
-    if any(not left.needed for left in report.left):
-        return "the quantized ops could not be fused, see below"
-    if report.left:
-        return "nothing quantized is multiplied"
-    if any(note.stage == "normalize" and note.warn for note in report.notes):
-        return "the quantized ops are not supported, see the warnings below"
-    return "the model is not quantized, or its quantization was not recognized"
+    reasons = (
+        (report.in_float, "they run in float, which is faster"),
+        (
+            report.rolled_back and report.expanded,
+            "the rewrites of the quantized ops were undone, see below",
+        ),
+        (
+            any(op.failed for op in report.expanded),
+            "no kernel takes the quantized ops, see below",
+        ),
+        (
+            any(not left.needed for left in report.left),
+            "the quantized ops could not be fused, see below",
+        ),
+        (report.left, "nothing quantized is multiplied"),
+        (warned, "the quantized ops are not supported, see the warnings below"),
+    )
+    unknown = "the model is not quantized, or its quantization was not recognized"
+    return next((why for holds, why in reasons if holds), unknown)
 
 
 def worst_check(report: Report) -> Checked | None:

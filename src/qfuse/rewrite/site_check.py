@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from typing import Self
 
 import torch
 from torch.fx import Node
@@ -36,6 +38,42 @@ class _Region:
     old: Node
     start: frozenset[Node]
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """How far a value moves when the floats that it is made of move by one unit in the last place.
+
+    Attributes:
+        down: How far it becomes less.
+        up: How far it becomes more.
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+    @classmethod
+    def between(cls, truth: torch.Tensor, moved: torch.Tensor) -> Self:
+        """Return the move from ``truth`` to ``moved``; 0 if one of the two is not finite."""
+        apart = moved.double() - truth.double()
+        apart = torch.nan_to_num(apart, nan=0.0, posinf=0.0, neginf=0.0)
+        return cls((-apart).clamp(min=0), apart.clamp(min=0))
+
+    def joined(self, other: Self) -> Self:
+        """Return the farther move of two in each direction."""
+        pairs = ((self.down, other.down), (self.up, other.up))
+        return type(self)(*(torch.maximum(a, b) for a, b in pairs))
+
+    @property
+    def most(self) -> torch.Tensor:
+        """The farther one of both directions."""
+        return torch.maximum(self.down, self.up)
+
+    def explain(self, apart: torch.Tensor) -> torch.Tensor:
+        """Whether values that are ``apart`` from the truth are where a tie takes them."""
+        reach = torch.where(apart > 0, self.up, self.down)
+        # Steps are whole, so half of one tells them apart whatever the noise is.
+        return (reach > 0) & (apart.abs() <= 1.5 * reach)
 
 
 class SiteChecker:
@@ -116,10 +154,10 @@ class SiteChecker:
         noise = torch.stack([_apart(value, truth) for value in others]).amax(0)
         moves = self._moves(region, truth)
         if moves is not None:
-            noise = torch.maximum(noise, _without_steps(moves, truth))
+            noise = torch.maximum(noise, _without_steps(moves.most, truth))
         return compare(new, old, truth, Exactness.ROUNDING, SITE, noise=noise)
 
-    def _ties(self, region: _Region, truth: torch.Tensor) -> torch.Tensor | None:
+    def _ties(self, region: _Region, truth: torch.Tensor) -> _Moves | None:
         """Return how far ties move ``truth``, or ``None`` if nothing is on one.
 
         A source that quantizes bfloat16 rounds before: 7.492 steps may be 7.505 then, or still 7.46
@@ -128,11 +166,11 @@ class SiteChecker:
         """
         found = [self._moves(region, truth, narrow=narrow) for narrow in (False, True)]
         ties = [moves for moves in found if moves is not None]
-        return torch.stack(ties).amax(0) if ties else None
+        return reduce(_Moves.joined, ties) if ties else None
 
     def _moves(
         self, region: _Region, truth: torch.Tensor, *, narrow: bool = False
-    ) -> torch.Tensor | None:
+    ) -> _Moves | None:
         """Return how far ``truth`` moves when the floats that it is made of move by one ulp.
 
         Args:
@@ -143,15 +181,15 @@ class SiteChecker:
         Returns:
             The distances, or ``None`` if it does not move.
         """
-        most = torch.zeros(truth.shape, dtype=torch.float64)
+        moves = _Moves.between(truth, truth)
         for seed in range(_RUNS):
             moved = wide_value(region.old, self._values, region.start, shaken=seed, narrow=narrow)
             if moved is None:
                 return None
-            most = torch.maximum(most, _apart(_tensors(moved)[region.index], truth))
-            if not bool(most.any()):
+            moves = moves.joined(_Moves.between(truth, _tensors(moved)[region.index]))
+            if not bool(moves.most.any()):
                 return None
-        return most
+        return moves
 
     def _judge(self, verdict: Verdict, exactness: Exactness, what: str) -> str | None:
         wrong = verdict.wrong
@@ -185,11 +223,9 @@ def _verdict(
     return compare(new, old, truth, exactness, SITE)
 
 
-def _without_ties(value: torch.Tensor, truth: torch.Tensor, ties: torch.Tensor) -> torch.Tensor:
+def _without_ties(value: torch.Tensor, truth: torch.Tensor, ties: _Moves) -> torch.Tensor:
     """Return ``value`` with the truth where a tie explains that it is a step away."""
-    apart = (value.double() - truth.double()).abs()
-    # Steps are whole, so half of one tells them apart whatever the noise is.
-    explained = (ties > 0) & (apart <= 1.5 * ties)
+    explained = ties.explain(value.double() - truth.double())
     return torch.where(explained, truth.to(value.dtype), value)
 
 

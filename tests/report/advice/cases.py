@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tests.report.advice.given import GIVEN
 from tests.report.advice.models import (
     SIZE,
     Convolved,
@@ -22,6 +23,7 @@ from tests.report.advice.models import (
     heads,
     images,
     in_parts,
+    integers,
     linear,
     one_linear,
     per_feature,
@@ -74,11 +76,6 @@ def _of_experts(m: Weighted, x: torch.Tensor, read: torch.Tensor) -> torch.Tenso
     """Multiply each row that is read with the weights of the one of four experts that ``x`` names."""
     expert = x[:, 0].abs().long() % 4
     return torch.bmm(by_hand(m).view(4, SIZE // 4, SIZE)[expert], read[:, :, None])
-
-
-def _experts(m: Weighted) -> torch.Tensor:
-    """Four weights ``[N, K]``, of 64 input features, with a scale for each output."""
-    return m.w.view(4, SIZE, SIZE // 4).float() * m.s.repeat(4).view(4, SIZE, 1)
 
 
 def _integers(m: Weighted, q: torch.Tensor) -> torch.Tensor:
@@ -136,6 +133,11 @@ def _doubled(m: Weighted, x: torch.Tensor) -> torch.Tensor:
     return F.linear(static(x.float()).double(), m.w.double() * m.s.double()[:, None])
 
 
+def _given(advice: str, code: MissCode | None, problem: Forward, solution: Forward) -> Case:
+    """A linear of int8 values that are passed in with a scale per row and a zero point of int32."""
+    return Case(advice, code, lambda: Weighted(problem), lambda: Weighted(solution), integers)
+
+
 SIXTEEN_BITS = _case(
     "integer-operands",
     MissCode.DTYPE,
@@ -171,6 +173,7 @@ CASES = (
         lambda m, x: shifted(m, x, 300),
         lambda m, x: shifted(m, x, 128),
     ),
+    *(_given(*parts) for parts in GIVEN),
     _case(
         "quantize-both",
         MissCode.NOT_QUANTIZED,
@@ -202,12 +205,6 @@ CASES = (
         None,
         lambda m, x: torch.einsum("oc,bct->bot", by_hand(m), rounded(x).view(2, -1, SIZE).mT),
         lambda m, x: F.linear(rounded(x).view(2, -1, SIZE), by_hand(m)).mT,
-    ),
-    _case(
-        "einsum-as-linear",
-        None,
-        lambda m, x: torch.einsum("ebk,enk->ebn", x.view(4, -1, 64), _experts(m)),
-        lambda m, x: _of_batch(m, x, before=True),
     ),
     _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
     _case(
@@ -340,6 +337,13 @@ CASES = (
     ),
     _convolution("weight-scale-per-output", MissCode.NO_KERNEL, by_pt2e=True, axis=1),
     Case("group-size", MissCode.NO_KERNEL, lambda: Grouped(4), lambda: Grouped(32)),
+    Case(
+        "activation-scale-per-tensor",
+        MissCode.NO_KERNEL,
+        lambda: Convolved(by_pt2e=True, per_image=True),
+        lambda: Convolved(by_pt2e=True),
+        images,
+    ),
     _case(
         "activation-scale-per-row",
         MissCode.NO_KERNEL,

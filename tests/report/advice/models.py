@@ -112,19 +112,23 @@ class Convolved(nn.Module):
 
     w: torch.Tensor
 
-    def __init__(self, *, by_pt2e: bool, axis: int = 0) -> None:
+    def __init__(self, *, by_pt2e: bool, axis: int = 0, per_image: bool = False) -> None:
         super().__init__()
         self.conv = nn.Conv2d(32, 32, 3, padding=1, bias=False)
         self.register_buffer("w", torch.randint(-127, 127, (32, 32, 3, 3)).to(torch.int8))
         self.register_buffer("s", torch.full((32,), 0.01))
         self.register_buffer("z", torch.zeros(32, dtype=torch.int64))
-        self._by_pt2e, self._axis = by_pt2e, axis
+        self._by_pt2e, self._axis, self._per_image = by_pt2e, axis, per_image
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self._by_pt2e:
             made: torch.Tensor = self.conv(x)
             return made
         args = (self.w, self.s, self.z, self._axis, -128, 127, torch.int8)
+        if self._per_image:
+            scale = x.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-9) / 127
+            q = torch.clamp(torch.round(x / scale), -127, 127).to(torch.int8)
+            return F.conv2d(q.float() * scale, _PT2E.dequantize_per_channel(*args), padding=1)
         return F.conv2d(static(x), _PT2E.dequantize_per_channel(*args), padding=1)
 
 
@@ -186,3 +190,9 @@ def shifted(m: Weighted, x: torch.Tensor, zero_point: int) -> torch.Tensor:
 def activations(count: int = 1, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     """Random activations of 64 rows."""
     return tuple(torch.randn(64, SIZE, dtype=dtype) for _ in range(count))
+
+
+def integers() -> tuple[torch.Tensor, ...]:
+    """Quantized activations of 64 rows, their scales, and zero points in int32."""
+    q = torch.randint(-128, 128, (64, SIZE)).to(torch.int8)
+    return q, torch.rand(64, 1) * 0.02 + 0.01, torch.randint(-9, 9, (64, 1)).to(torch.int32)

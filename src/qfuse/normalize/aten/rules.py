@@ -20,6 +20,7 @@ from qfuse.normalize.aten.int_matmul.fold_factor import FoldFactor
 from qfuse.normalize.aten.int_matmul.scaled_product import FuseScaledProduct
 from qfuse.normalize.aten.int_matmul.shift import IntMmShift
 from qfuse.normalize.aten.int_matmul.swap_factors import SwapFactors
+from qfuse.normalize.aten.linear.batched_einsum import SpellBatchedEinsum
 from qfuse.normalize.aten.linear.batched_scale import LiftBatchedScale
 from qfuse.normalize.aten.linear.batched_weight import ExpandBatchedWeight
 from qfuse.normalize.aten.linear.bias import FuseBias
@@ -28,6 +29,7 @@ from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.linear.wide_einsum import SpellWideEinsum
+from qfuse.normalize.aten.operands.narrow_activation import NarrowActivation
 from qfuse.normalize.aten.qdq.addcmul import SpellAddcmul
 from qfuse.normalize.aten.qdq.choose_asymmetric import ChooseAsymmetric
 from qfuse.normalize.aten.qdq.choose_qparams import ChooseChain
@@ -64,6 +66,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
     SpellWideEinsum,
+    SpellBatchedEinsum,
     FoldAddmmFactors,
     # Products of quantized values with all their scales and corrections; then the remaining integer
     # products, which have to be correct on every machine.
@@ -94,6 +97,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     FloatZero,
     SpellAddcmul,
     NarrowIntegers,
+    NarrowActivation,
     InverseScale,
     ScaleOfProduct,
     ClampZeroPoint,

@@ -15,6 +15,7 @@ from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import same_shape
 from qfuse.optimize.commute.clamp import Clamp
+from qfuse.rewrite.pattern.base import is_tensor
 
 # Bounds the search for the dequantize.
 _STEPS = 8
@@ -118,7 +119,7 @@ def _factor(node: Node) -> ConstantFactor | None:
     a = arguments(node)
     pairs = [(a["self"], a["other"]), (a["other"], a["self"])]
     for source, by in pairs if is_call(node, aten.mul.Tensor) else pairs[:1]:
-        if isinstance(source, Node) and (value := _constant(by)) is not None:
+        if is_tensor(source) and (value := _constant(by)) is not None:
             return _of_value(node, source, value)
     return None
 

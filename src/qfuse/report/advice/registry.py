@@ -128,8 +128,39 @@ _WRITTEN_OUT = (
     Advice(
         "zero-point-in-range",
         "clamp the zero point to the range when choosing the parameters",
-        (MissCode.ZERO_POINT,),
-        r"the zero point is outside of \[",
+        (MissCode.ZERO_POINT, MissCode.NO_KERNEL),
+        r"the zero point is outside of \[|zero point may be outside \[|not known to lie in \[",
+    ),
+    Advice(
+        "zero-point-as-integer",
+        "pass the zero point as int8 or uint8, the dtype of the quantized values",
+        (MissCode.NOT_CONSTANT,),
+        "the zero point is neither a constant nor known to be an integer",
+        "dequantize-(scaled-)?operand",
+    ),
+    Advice(
+        "zero-point-before-scale",
+        "subtract an integer zero point first: (q.float() - zero_point) * scale",
+        (MissCode.ORDER,),
+        "the zero point is subtracted behind the scale",
+    ),
+    Advice(
+        "activation-in-8-bits",
+        "pass it as int8 or uint8, or clamp it: torch.clamp(q, -128, 127)",
+        (MissCode.RANGE,),
+        "the activation is stored as .*, and not known to fit in 8 bits",
+    ),
+    Advice(
+        "one-dtype-of-the-product",
+        "leave out the cast to 16 bits, or compute the product in 16 bits too",
+        (MissCode.ARITHMETIC,),
+        "the scaled values are rounded to",
+    ),
+    Advice(
+        "scale-as-tensor",
+        "leave out .item(): multiply by the tensor",
+        (MissCode.NOT_CONSTANT, MissCode.DTYPE),
+        r"aten\.item, a number that is computed at run time",
     ),
     Advice(
         "least-scale",
@@ -230,16 +261,23 @@ _KERNELS = (
         "groups must be whole, of a multiple of",
     ),
     Advice(
+        "activation-scale-per-tensor",
+        "give the activation one scale for all of it: x.abs().amax()",
+        (MissCode.NO_KERNEL,),
+        "the activation is scaled in blocks of .*, not per tensor",
+        "convolution",
+    ),
+    Advice(
         "activation-scale-per-row",
         "give the activation one scale for all of it, or one per row",
-        (MissCode.NO_KERNEL,),
-        "the activation is scaled in blocks",
+        (MissCode.NO_KERNEL, MissCode.GRANULARITY),
+        "the activation is scaled in blocks|its scales have one entry per element together",
     ),
     Advice(
         "activation-of-8-bits",
         "quantize the activation to int8 or uint8",
         (MissCode.NO_KERNEL, None),
-        "the activation is stored as",
+        r"the activation is stored as (?!torch\.u?int8)",
     ),
     Advice(
         "float32",

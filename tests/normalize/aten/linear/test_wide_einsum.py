@@ -33,6 +33,11 @@ EQUATIONS = (
     "tk,ekn->etn",
     "...k,enk->...en",
     "thd,hdnk->tkn",
+    "bhtd,hdn->btn",
+    "bhtd,dhn->btn",
+    "hbtd,hdn->btn",
+    "bkt,kn->btn",
+    "tks,ekn->tsen",
 )
 
 
@@ -94,7 +99,7 @@ def test_same_values_and_strides(equation: str) -> None:
     assert (got.shape, got.stride()) == (want.shape, want.stride())
 
 
-@pytest.mark.parametrize("equation", ["tbk,ekn->tn", "tks,ekn->tsen", "tek,enk->ten", "tk,enk->te"])
+@pytest.mark.parametrize("equation", ["tbk,ekn->tn", "tek,enk->ten", "tk,enk->te"])
 def test_refuses_other_equations(equation: str) -> None:
     assert refusal(source(equation), SpellWideEinsum())[0] is MissCode.PATTERN
 

@@ -35,7 +35,8 @@ class WideEinsumSite:
 
     Attributes:
         node: The einsum.
-        x: The activation, whose last axes are summed.
+        x: The activation.
+        turn: The order of its axes in which those that are summed are last.
         weight: The weight.
         order: Its axes: the features in the order of the result, then the summed axes in the order
             of the activation.
@@ -45,6 +46,7 @@ class WideEinsumSite:
 
     node: Node
     x: Node
+    turn: tuple[int, ...]
     weight: Node
     order: tuple[int, ...]
     summed: int
@@ -65,12 +67,13 @@ class SpellWideEinsum(Rule[WideEinsumSite]):
 
     So do projections of heads, with several axes summed in ``"bthd,hdm->btm"``, and the products of
     all experts in ``"tk,enk->ten"``. The axes of the weight may be in any order, and so may be
-    those of the result, if its memory has those of the activation first.
+    those of the result, if its memory has those of the activation first. An activation whose summed
+    axes are not the last ones is permuted, as in ``"bhtd,hdm->btm"``.
 
     Rounding: a library may sum in another order.
 
-    Refuses: a weight that is computed at run time; a matrix, which other rules spell; activations
-    whose summed axes are not the last ones; results whose strides are not those of a linear.
+    Refuses: a weight that is computed at run time; a matrix and the last axis of the activation,
+    which other rules spell; results whose strides are not those of a linear.
     """
 
     name = "spell-wide-einsum"
@@ -93,21 +96,21 @@ class SpellWideEinsum(Rule[WideEinsumSite]):
         x, weight = nodes[1 - at], nodes[at]
         found = _orders(each[1 - at], each[at], result, len(shape_of(x)))
         if found is None or not dtype_of(weight).is_floating_point:
-            text = "{} is not a product over the last axes of the activation"
+            text = "{} is not a product of matrices"
             return Miss(MissCode.PATTERN, node, text, a["equation"], progress=1)
-        order, summed, back = found
-        if len(order) == _MATRIX:
+        turn, order, summed, back = found
+        if len(order) == _MATRIX and turn == tuple(range(len(turn))):
             return Miss(MissCode.PATTERN, node, "its weight is a matrix", progress=0)
         sizes = shape_of(weight)
         ends = [sizes[axis] for axis in order[-summed:]]
-        if not same_shape(shape_of(x)[-summed:], ends):
+        if not same_shape([shape_of(x)[axis] for axis in turn[-summed:]], ends):
             text = "an axis of one element is broadcast: {}, {}"
             details = tuple(shape_of(x)), tuple(sizes)
             return Miss(MissCode.SHAPE, node, text, *details, progress=2)
         if not is_row_major(tensor_of(node).permute(_inverse(back))):
             text = "the strides {} of the result are not those of a linear"
             return Miss(MissCode.SHAPE, node, text, tensor_of(node).stride(), progress=2)
-        return WideEinsumSite(node, x, weight, order, summed, back)
+        return WideEinsumSite(node, x, turn, weight, order, summed, back)
 
     def rewrite(self, site: WideEinsumSite, rw: Rewriter) -> None:
         """View both operands as matrices, and the result with its axes."""
@@ -120,7 +123,10 @@ class SpellWideEinsum(Rule[WideEinsumSite]):
         matrix = [prod(ordered[: -site.summed]), k]
         if ordered != matrix:
             weight = rw.call(aten.reshape.default, weight, matrix)
-        x, lead = site.x, rw.sizes(site.x, len(shape_of(site.x)) - site.summed)
+        x = site.x
+        if site.turn != tuple(range(len(site.turn))):
+            x = rw.call(aten.permute.default, x, list(site.turn))
+        lead = rw.sizes(x, len(site.turn) - site.summed)
         if site.summed > 1:
             x = rw.call(aten.reshape.default, x, [*lead, k])
         y = call_linear(rw, x, weight)
@@ -134,8 +140,8 @@ class SpellWideEinsum(Rule[WideEinsumSite]):
 
 def _orders(
     x: str, weight: str, result: str, rank: int
-) -> tuple[tuple[int, ...], int, tuple[int, ...]] | None:
-    """Return the order of the weight's axes, how many are summed, and the order of the result."""
+) -> tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]] | None:
+    """Return the orders of the axes of both operands, how many are summed, and the result's."""
     if _DOTS in x and x.startswith(_DOTS) and result.startswith(_DOTS):
         fresh = [name for name in ascii_letters if name not in x + weight]
         dots = "".join(fresh[: rank - len(x) + len(_DOTS)])
@@ -147,10 +153,11 @@ def _orders(
     features = [name for name in result if name in weight]
     memory = [*lead, *features]
     whole = sorted(memory) == sorted(result) and sorted((*features, *ends)) == sorted(weight)
-    if not ends or not features or not whole or not x.endswith("".join(ends)):
+    if not ends or not features or not whole:
         return None
+    turn = tuple(x.index(name) for name in (*lead, *ends))
     order = tuple(weight.index(name) for name in (*features, *ends))
-    return order, len(ends), tuple(map(memory.index, result))
+    return turn, order, len(ends), tuple(map(memory.index, result))
 
 
 def _inverse(order: Sequence[int]) -> list[int]:

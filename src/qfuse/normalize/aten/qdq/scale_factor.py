@@ -11,6 +11,7 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.value_range import bounds_of
@@ -22,6 +23,7 @@ from qfuse.normalize.match.constants import derived, parameter_value
 from qfuse.normalize.match.quantized_values import as_integers, integers_of
 from qfuse.normalize.match.quotients import may_divide_by_zero
 from qfuse.normalize.match.views import transpose_source, view_source, with_shape
+from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, aten
 
 # Bounds the walk above a parameter, which `match` starts at every product.
@@ -83,8 +85,8 @@ def scale_factor(
     if isinstance(by, (int, float)) and not isinstance(by, bool):
         number = torch.full((1,) * len(shape), float(by), dtype=compute)
         return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
-    if not isinstance(by, Node) or not dtype_of(by).is_floating_point:
-        return Miss(MissCode.DTYPE, at, "the factor is not a float tensor")
+    if not is_tensor(by) or not dtype_of(by).is_floating_point:
+        return _no_float(at, by)
     if block_of(shape, shape_of(by)) is None:
         text = "a scale of shape {} does not tile quantized values of shape {}"
         return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
@@ -98,6 +100,13 @@ def scale_factor(
     else:
         factor = constant_factor(by, value, len(shape), "scale")
     return factor if value is None else _refuse_scale(by, value) or factor
+
+
+def _no_float(at: Node, by: Argument) -> Miss:
+    if isinstance(by, Node) and not is_tensor(by):
+        text = "the factor is {}, a number that is computed at run time"
+        return Miss(MissCode.NOT_CONSTANT, by, text, op_name(by), progress=2)
+    return Miss(MissCode.DTYPE, at, "the factor is not a float tensor")
 
 
 def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
-from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import is_constant_expression
-from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
-from qfuse.ir.ops.linear import as_linear
-from qfuse.ir.ops.matmul import MATMULS, as_matmul
+from qfuse.ir.ops.convolution import CONVOLUTIONS
+from qfuse.ir.ops.matmul import MATMULS
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.normalize.aten.convolution.weight import constant_zero_point
+from qfuse.normalize.aten.operands.products import operands_of, replace_operand
 from qfuse.normalize.aten.qdq.scale_factor import Factor
 from qfuse.normalize.match.constants import unit_scale
 from qfuse.normalize.match.quantized_values import (
@@ -93,7 +92,7 @@ class DequantizeCastOperand(Rule[CastOperandSite]):
 
     def match(self, node: Node) -> CastOperandSite | Miss:
         """Match a product of quantized operands, one of which is cast."""
-        activations, weight = _operands(node)
+        activations, weight = operands_of(node)
         others = [weight] if weight is not None else []
         found = [(operand, _cast_values(operand)) for operand in activations]
         quantized = all(
@@ -121,21 +120,7 @@ class DequantizeCastOperand(Rule[CastOperandSite]):
         scale = unit_scale(rw, site.stored.q, rank)
         value = rw.call(ops.dequantize, q, scale, zero, str(spec))
         value = reapply_movements(rw, site.movements, value)
-        op = overload_of(site.product)
-        assert op is not None, "a product is a call"
-        args = [value if arg is site.operand else arg for arg in site.product.args]
-        kwargs = {k: value if v is site.operand else v for k, v in site.product.kwargs.items()}
-        rw.replace(site.product, rw.call(op, *args, **kwargs))
-
-
-def _operands(node: Node) -> tuple[list[Node], Node | None]:
-    """Return the activations of a product, and its weight."""
-    product = as_matmul(node)
-    if product is not None:
-        return list(dict.fromkeys((product.x, product.other))), None
-    layer = as_linear(node) or as_convolution(node)
-    assert layer is not None, "the anchor is a product"
-    return [layer.x], layer.weight
+        replace_operand(rw, site.product, site.operand, value)
 
 
 def _cast_values(operand: Node) -> QuantizedValues | None:

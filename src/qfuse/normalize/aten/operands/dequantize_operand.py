@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import FLOATS
-from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import CONVOLUTIONS, as_convolution
 from qfuse.ir.ops.linear import as_linear
@@ -17,6 +16,7 @@ from qfuse.ir.ops.matmul import MATMULS, as_matmul
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.sizes import Size, is_one
+from qfuse.normalize.aten.operands.products import replace_operand
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor, scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.quantized_values import (
@@ -42,6 +42,8 @@ from qfuse.rewrite.prelude import (
     Rule,
     aten,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,6 @@ class DequantizeOperand(Rule[ScaledOperand]):
     def rewrite(self, site: ScaledOperand, rw: Rewriter) -> None:
         """Dequantize the values for this product, and do with them what was done before."""
         scale, zero, product, base = site.scale, site.zero, site.product, site.operand.base
-        op = overload_of(product)
-        assert op is not None, "a product is a call"
         shape = shape_of(base)
         block = block_of(shape, scale.shape)
         assert block is not None, "the scale tiles the quantized values"
@@ -126,9 +126,7 @@ class DequantizeOperand(Rule[ScaledOperand]):
         q, made = site.stored.build(rw), None if zero is None else zero.build(rw)
         value = rw.call(ops.dequantize, q, scale.build(rw), made, str(spec))
         value = site.operand.reapply(rw, value)
-        args = [value if arg is site.value else arg for arg in product.args]
-        kwargs = {k: value if v is site.value else v for k, v in product.kwargs.items()}
-        rw.replace(product, rw.call(op, *args, **kwargs))
+        replace_operand(rw, product, site.value, value)
 
 
 def _activation(node: Node) -> ScaledOperand | Miss:
@@ -140,7 +138,14 @@ def _activation(node: Node) -> ScaledOperand | Miss:
     if found is None or as_dequantize(moved_operand(layer.weight)[1]) is None:
         text = "it is not a product of an activation scaled at run time and a quantized weight"
         return Miss(MissCode.PATTERN, node, text, progress=0)
-    return _scaled(node, layer.x, QuantizedOperand(movements, base), *found)
+    return told(_scaled(node, layer.x, QuantizedOperand(movements, base), *found))
+
+
+def told(found: T | Miss) -> T | Miss:
+    """Return what was found; a miss at a layer says why its kernel reads floats."""
+    if isinstance(found, Miss):
+        found.progress = max(found.progress, 2)
+    return found
 
 
 def _refuse_float(node: Node, sides: Mapping[str, Node]) -> Miss:
@@ -168,14 +173,14 @@ def _scaled(
     scale = scale_factor(base, by, shape_of(value), dtype_of(base))
     if isinstance(scale, Miss):
         return scale
-    scale = _for_each_zero(scale, stored.zero, shape_of(value))
+    scale = for_each_zero(scale, stored.zero, shape_of(value))
     zero = exact_zero_factor(base, stored.q, stored.zero, scale)
     if isinstance(zero, Miss):
         return zero
     return ScaledOperand(product, given, operand, stored, scale, zero)
 
 
-def _for_each_zero(scale: Factor, zero: Argument, shape: Sequence[Size]) -> Factor:
+def for_each_zero(scale: Factor, zero: Argument, shape: Sequence[Size]) -> Factor:
     """Repeat one scale for every zero point."""
     if not isinstance(zero, Node) or not all(map(is_one, scale.shape)):
         return scale

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.normalize.aten.qdq.test_dequantize_operand import refusal
+from tests.normalize.aten.operands.test_dequantize_operand import refusal
 from tests.support.sources.aten_spellings import (
     assert_same_values,
     aten,
@@ -18,7 +18,7 @@ from tests.support.sources.aten_spellings import (
 
 from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
-from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
+from qfuse.normalize.aten.operands.dequantize_operand import DequantizeOperand
 from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel

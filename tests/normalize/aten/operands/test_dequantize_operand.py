@@ -20,7 +20,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
 from qfuse.normalize import normalize
-from qfuse.normalize.aten.qdq.dequantize_operand import DequantizeOperand
+from qfuse.normalize.aten.operands.dequantize_operand import DequantizeOperand
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder

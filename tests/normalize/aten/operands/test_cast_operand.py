@@ -19,7 +19,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
 from qfuse.normalize import normalize
-from qfuse.normalize.aten.qdq.cast_operand import DequantizeCastOperand
+from qfuse.normalize.aten.operands.cast_operand import DequantizeCastOperand
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel
 from qfuse.testing.run import random_inputs
