@@ -36,6 +36,17 @@ def test_a_symbolic_size_stays_symbolic_where_a_capture_keeps_it() -> None:
     assert str(shape_of(y)[2]) == f"2*{shape_of(x)[2]}"
 
 
+def test_a_derived_size_that_a_call_fixes_is_an_error() -> None:
+    """The symbol is one still: a length of 5 and one of 6 give a single window."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 1, 4, "n")
+    w = b.const("w", torch.ones(4, 4, 5))
+    y = b.call(torch.ops.aten.conv1d.default, x, w, None, [2])
+    sum_ = b.call(torch.ops.aten.add.Tensor, y, b.const("c", torch.ones(4, 2)))
+    with pytest.raises(ValueError, match=r"read the symbolic size .* as a number: it is 1"):
+        b.done(sum_)
+
+
 def test_a_symbolic_size_that_a_call_fixes_is_an_error() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "n", 4)

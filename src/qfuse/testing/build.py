@@ -22,6 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
+from qfuse.ir.sizes import same_size
 from qfuse.testing._fake_api import declare_range, fake_constant, is_fixed, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
@@ -138,6 +139,11 @@ class GraphBuilder:
                         f"a call read the symbolic size {given!r} as a number: it is {int(size)} "
                         "in the types of the graph, whatever the inputs are"
                     )
+        # A symbol stays one where a guard fixes what was derived from it, as at a hint of one.
+        sizes = {str(size): size for node in self.graph.nodes for size in _symbolic_sizes(node)}
+        for text, size in sizes.items():
+            if same_size(size, 1):
+                raise FixedSizeError(f"a call read the symbolic size {text} as a number: it is 1")
 
     def _fake_input(self, real: torch.Tensor, shape: Sequence[int | str]) -> torch.Tensor:
         """Return a fake tensor in the layout of ``real``, with symbols for named sizes."""
@@ -156,3 +162,10 @@ class GraphBuilder:
             # Distinct hints, so that sizes that are equal by coincidence are not unified.
             self._symbols[size] = SymbolRange(1, 5 + 2 * len(self._symbols), 4096)
         return self._symbols[size].hint
+
+
+def _symbolic_sizes(node: Node) -> list[torch.SymInt]:
+    value = node.meta["val"]
+    parts = value if isinstance(value, (list, tuple)) else [value]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    return [size for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)]

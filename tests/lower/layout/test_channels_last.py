@@ -226,6 +226,29 @@ def test_a_view_that_needs_the_strides_gets_them() -> None:
     check(program, made)
 
 
+def test_strides_of_axes_of_size_1_reach_the_op_that_reads_them() -> None:
+    """A pool to one pixel keeps the order of its image there, and the next pool takes it over."""
+    board = ConvolutionBoard()
+    y = residual(board, board.image(2, 6, 6))
+    pixel = board.call(aten.adaptive_avg_pool2d.default, y, [1, 1])
+    program = board.done(board.call(aten.adaptive_avg_pool2d.default, pixel, [2, 2]))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last, torch.contiguous_format]
+    check(program, made)
+
+
+def test_a_pool_to_one_pixel_alone_needs_no_copy() -> None:
+    board = ConvolutionBoard()
+    y = residual(board, board.image(2, 6, 6))
+    pixel = board.call(aten.adaptive_avg_pool2d.default, y, [1, 1])
+    program = board.done(board.call(aten.view.default, pixel, [2, 8]))
+    made = assigned(program)
+
+    assert copies(made) == [torch.channels_last]
+    check(program, made)
+
+
 def test_a_single_convolution_stays_as_it_is() -> None:
     """Its kernel makes the same two copies."""
     board = ConvolutionBoard()

@@ -17,10 +17,9 @@ from qfuse.ir.graph.stage_graph import SITE_META, place_of, site_of
 from qfuse.ir.ops.epilogue import Epilogue
 from qfuse.ir.ops.library import declaration_of
 from qfuse.ir.ops.views import all_results_of
-from qfuse.ir.refusal import Refusal
 from qfuse.lower.expand.template import Template, template_of
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
-from qfuse.rewrite.session import RewriteSession
+from qfuse.rewrite.session import RewriteSession, Undone
 
 
 class Expander:
@@ -77,9 +76,10 @@ class Expander:
 
         # Outside of the rewrite budget: nothing runs the op itself.
         done = session.rewrite_always("expand", node, edit, proof=Exactness.EXACT)
-        if isinstance(done, Refusal):
+        if isinstance(done, Undone):
             raise CheckError(
-                f"{node.name}: the expansion of {node.target} returns other values than the op",
+                f"{node.name}: the expansion of {node.target} returns other values than the op: "
+                f"{done.wrong}",
                 where=str(place),
                 fix="this is a bug of qfuse; please report it with the model",
             )

@@ -97,13 +97,18 @@ class _Search:
         self._inside = {node: s.node for s in shuffles.values() for node in s.between}
         self._values: dict[Node, Any] = {}
         self._entries: dict[Node, list[Node]] = {}
+        # Results outside of regions with other strides on axes of size 1 alone, which some ops read.
+        self._moved: dict[Node, Any] = {}
 
     def run(self, program: StageGraph) -> list[Region]:
         for node in program.graph.nodes:
             fused = as_fused_convolution(node)
             starts = fused is not None and _is_quantized(fused)
-            if starts or any(operand in self._values for operand in self._operands(node)):
+            operands = self._operands(node)
+            if starts or any(operand in self._values for operand in operands):
                 self._visit(node)
+            elif any(operand in self._moved for operand in operands) and _is_pure(node):
+                self._note_moved(node)
         regions = [self._region(nodes) for nodes in self._components(program)]
         return [region for region in regions if region.can_be_left]
 
@@ -127,6 +132,13 @@ class _Search:
         value = self._result(node, entries)
         if _become_channels_last(before, _tensors(value)):
             self._values[node], self._entries[node] = value, entries
+            return
+        self._note_moved(node)
+
+    def _note_moved(self, node: Node) -> None:
+        before, value = node.meta.get("val"), self._result(node)
+        if _same(before, value) and not _same_everywhere(before, value):
+            self._moved[node] = value
 
     def _visit_shuffle(self, node: Node) -> None:
         """Add a channel shuffle of a channels-last image."""
@@ -151,7 +163,8 @@ class _Search:
 
         def value(operand: Node) -> Any:
             old = operand.meta["val"]
-            return entering.get(operand, self._values.get(operand, old))
+            moved = self._values.get(operand, self._moved.get(operand, old))
+            return entering.get(operand, moved)
 
         if node.op != "call_function":
             return None
@@ -195,12 +208,29 @@ class _Search:
 
     def _depends(self, user: Node, node: Node) -> bool:
         """Whether a user of ``node`` outside of all regions depends on its strides."""
-        in_region = user in self._values or self._inside.get(user) in self._values
-        if in_region or _same(node.meta["val"], self._values[node]):
+        if self._is_in_region(user) or _same(node.meta["val"], self._values[node]):
             return False
-        if user.op == "output" or not _is_pure(user):
-            return True
-        return not _same(user.meta.get("val"), self._result(user))
+        return user.op == "output" or self._reads_strides(user)
+
+    def _is_in_region(self, node: Node) -> bool:
+        return node in self._values or self._inside.get(node) in self._values
+
+    def _reads_strides(self, user: Node) -> bool:
+        """Whether a value outside of all regions has other strides because ``user`` does.
+
+        A pool of one pixel has other strides on axes of size 1, and the op that reads them returns
+        larger axes.
+        """
+        seen, left = {user}, [user]
+        while left:
+            node = left.pop()
+            if not _is_pure(node) or not _same(node.meta.get("val"), self._result(node)):
+                return True
+            if node in self._moved:
+                readers = [u for u in node.users if u.op != "output" and not self._is_in_region(u)]
+                left += [reader for reader in readers if reader not in seen]
+                seen.update(readers)
+        return False
 
 
 def _is_quantized(fused: FusedConvolution) -> bool:
@@ -238,6 +268,12 @@ def _same(before: Any, after: Any) -> bool:
     if not old or len(old) != len(new):
         return isinstance(before, (int, float, torch.SymInt)) and type(before) is type(after)
     return all(same_strides(a, b) for a, b in zip(old, new, strict=True))
+
+
+def _same_everywhere(before: Any, after: Any) -> bool:
+    """Whether two results have the same strides, on axes of size 1 too."""
+    pairs = zip(_tensors(before), _tensors(after), strict=True)
+    return all(same_shape(a.stride(), b.stride()) for a, b in pairs)
 
 
 def _become_channels_last(before: Sequence[torch.Tensor], after: Sequence[torch.Tensor]) -> bool:
