@@ -7,6 +7,8 @@ namespace qfuse {
 namespace {
 
 constexpr int64_t kWhole = 16;  // input features that are written at a time
+constexpr int64_t kLeastGroup = 32;  // with shorter groups of 4 bits, most time is not for products
+constexpr int kLeastExponent = -126;  // of a normal float
 
 // Those of a path, or null.
 const DigitKernels* kernels_of(const Path& path) {
@@ -16,9 +18,12 @@ const DigitKernels* kernels_of(const Path& path) {
   return nullptr;
 }
 
-bool multiplies(const RealWeight& w) {
-  return w.format == Format::eight && w.whole && w.depth() <= kMostDigitDepth;
+bool multiplies(const RealWeight& w, int64_t rows) {
+  if (w.format == Format::eight) return w.whole && w.depth() <= kMostDigitDepth;
+  if (w.format != Format::four || rows > 1 || w.real == Real::bf16 || w.offset.defined()) return false;
+  return w.depth() >= w.groups * kLeastGroup;
 }
+
 
 // Rows without digits are multiplied together with the others.
 void clear(const DigitPlace& place, int64_t groups) {
@@ -28,7 +33,7 @@ void clear(const DigitPlace& place, int64_t groups) {
 }  // namespace
 
 Digits::Digits(const Path& path, const RealWeight& weight, const Rows& x) : rows_(x.rows) {
-  if (!multiplies(weight)) return;
+  if (!multiplies(weight, rows_)) return;
   kernels_ = kernels_of(path);
   if (!kernels_) return;
   const int64_t most = rows_ > kFourDigitRows ? kMostDigits - 1 : kMostDigits;
@@ -43,16 +48,27 @@ Digits::Digits(const Path& path, const RealWeight& weight, const Rows& x) : rows
   };
   for (int64_t i = 0; i < rows_; ++i, from += x.ld * x.tensor.element_size()) {
     row_[i] = kernels_->split(from, weight.real, x.columns, most, place(i));
+    if (weight.format == Format::four && row_[i].exponent < kLeastExponent) row_[i].digits = 0;
     count_ = std::max(count_, row_[i].digits);
     split_ += row_[i].digits > 0;
   }
   for (int64_t i = 0; i < rows_; ++i) {
     if (any() && row_[i].digits == 0) clear(place(i), groups);
   }
+  if (any() && weight.format == Format::four) sum_segments(weight);
+}
+
+void Digits::sum_segments(const RealWeight& w) {
+  const int64_t group = w.depth() / w.groups;
+  const int64_t segments = w.groups * ((group + kSegment - 1) / kSegment);
+  sums_.emplace(2 * segments * static_cast<int64_t>(sizeof(int32_t)));
+  kernels_->sum_segments(digits_->as<int8_t>(), w.depth(), group, sums_->as<int32_t>());
 }
 
 void Digits::multiply(const RealBlock& block, float* sums) const {
-  kernels_->multiply({block, digits_->as<int8_t>(), rows_, count_, row_.data()}, sums);
+  const DigitTile tile{block, digits_->as<int8_t>(), rows_, count_, row_.data(),
+                       sums_ ? sums_->as<int32_t>() : nullptr};
+  (sums_ ? kernels_->multiply_four_bits : kernels_->multiply)(tile, sums);
 }
 
 }  // namespace qfuse

@@ -27,6 +27,8 @@ class Digits {
   void multiply(const RealBlock& block, float* sums) const;
 
  private:
+  void sum_segments(const RealWeight& weight);
+
   const DigitKernels* kernels_ = nullptr;
   int64_t rows_;
   int64_t split_ = 0;
@@ -34,6 +36,7 @@ class Digits {
   std::array<DigitRow, kStreamRows> row_;
   std::optional<Buffer> digits_;
   std::optional<Buffer> rests_;
+  std::optional<Buffer> sums_;  // of segments of 4-bit weights
 };
 
 }  // namespace qfuse
