@@ -11,8 +11,8 @@ constexpr int64_t kFourDigitRows = 2;
 // Input features of such a product: sums of unsigned bytes times signed digits fit int32.
 constexpr int64_t kMostDigitDepth = int64_t{1} << 16;
 constexpr int64_t kDigitBytes = kMostDigits * kGroup;  // of a row in a group of four k
-// Input features of 4-bit weights whose products are added as integers: a group, or a part of one. Its
-// rests are added from the L1 cache.
+// Input features of 4-bit weights whose products are added as integers: 8 KiB of a block, so that
+// rests among them are added from the L1 cache.
 constexpr int64_t kSegment = 256;
 
 // What a number leaves out of the value at input feature `k`, exactly.
@@ -45,14 +45,19 @@ struct DigitPlace {
   Rest* rest;  // room for `most_rests`
 };
 
-// Rows times one block of 8-bit weights, or one row times one of 4-bit weights.
+// Rows times one block of weights.
 struct DigitTile {
   RealBlock block;
   const int8_t* digits;  // [groups of four k][rows][kMostDigits][4]
   int64_t rows;
   int64_t count;        // digits that are multiplied: the most of any row
   const DigitRow* row;  // those without digits are left out
-  const int32_t* sums;  // [segments][2] for 4-bit weights, see `sum_segments`
+};
+
+// One row times one block of 4-bit weights, which are multiplied in segments: groups, or parts of at
+// most `kSegment` input features of longer ones.
+struct FourBitTile : DigitTile {
+  const int32_t* sums;  // [segments][2], see `sum_segments`
 };
 
 struct DigitKernels {
@@ -60,11 +65,11 @@ struct DigitKernels {
   DigitRow (*split)(const void* x, Real type, int64_t columns, int64_t most, const DigitPlace& to);
   // sums[i * 64 + j] of each row with digits; rounded once, except for the rests.
   void (*multiply)(const DigitTile& tile, float* sums);
-  // For 4-bit weights: the sums of a row's digits in each segment of groups of `group` input features,
-  // [segments][2]: digit[0] + 256 * digit[1], and digit[2] + 256 * digit[3].
+  // Sums of a row's digits over each segment, [segments][2]: those of digit[0] + 256 * digit[1], and
+  // of digit[2] + 256 * digit[3].
   void (*sum_segments)(const int8_t* digits, int64_t depth, int64_t group, int32_t* sums);
   // sums[j] of one row; those of every segment are rounded.
-  void (*multiply_four_bits)(const DigitTile& tile, float* sums);
+  void (*multiply_four_bits)(const FourBitTile& tile, float* sums);
 };
 
 #if defined(__x86_64__)

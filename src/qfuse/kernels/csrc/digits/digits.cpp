@@ -7,8 +7,11 @@ namespace qfuse {
 namespace {
 
 constexpr int64_t kWhole = 16;  // input features that are written at a time
-constexpr int64_t kLeastGroup = 32;  // with shorter groups of 4 bits, most time is not for products
-constexpr int kLeastExponent = -126;  // of a normal float
+// Input features of a group of 4-bit weights; what is done for a group takes longer than the products
+// of a shorter one.
+constexpr int64_t kLeastGroup = 16;
+// Of a unit of numbers that multiply 4-bit weights: it multiplies their sums as a float.
+constexpr int kLeastExponent = -126;
 
 // Those of a path, or null.
 const DigitKernels* kernels_of(const Path& path) {
@@ -18,12 +21,16 @@ const DigitKernels* kernels_of(const Path& path) {
   return nullptr;
 }
 
-bool multiplies(const RealWeight& w, int64_t rows) {
-  if (w.format == Format::eight) return w.whole && w.depth() <= kMostDigitDepth;
-  if (w.format != Format::four || rows > 1 || w.real == Real::bf16 || w.offset.defined()) return false;
-  return w.depth() >= w.groups * kLeastGroup;
+// Without zero points, a row of native bfloat16 waits for memory too.
+bool multiplies_four_bits(const Path& path, const RealWeight& w, int64_t rows) {
+  const bool slow = w.zero.defined() || path.real->type_for(w.real) == Real::f32;
+  return slow && rows == 1 && !w.offset.defined() && w.depth() >= w.groups * kLeastGroup;
 }
 
+bool multiplies(const Path& path, const RealWeight& w, int64_t rows) {
+  if (w.format == Format::four) return multiplies_four_bits(path, w, rows);
+  return w.format == Format::eight && w.whole && w.depth() <= kMostDigitDepth;
+}
 
 // Rows without digits are multiplied together with the others.
 void clear(const DigitPlace& place, int64_t groups) {
@@ -32,8 +39,9 @@ void clear(const DigitPlace& place, int64_t groups) {
 
 }  // namespace
 
-Digits::Digits(const Path& path, const RealWeight& weight, const Rows& x) : rows_(x.rows) {
-  if (!multiplies(weight, rows_)) return;
+Digits::Digits(const Path& path, const RealWeight& weight, const Rows& x)
+    : rows_(x.rows), four_(weight.format == Format::four) {
+  if (!multiplies(path, weight, rows_)) return;
   kernels_ = kernels_of(path);
   if (!kernels_) return;
   const int64_t most = rows_ > kFourDigitRows ? kMostDigits - 1 : kMostDigits;
@@ -48,14 +56,14 @@ Digits::Digits(const Path& path, const RealWeight& weight, const Rows& x) : rows
   };
   for (int64_t i = 0; i < rows_; ++i, from += x.ld * x.tensor.element_size()) {
     row_[i] = kernels_->split(from, weight.real, x.columns, most, place(i));
-    if (weight.format == Format::four && row_[i].exponent < kLeastExponent) row_[i].digits = 0;
+    if (four_ && row_[i].exponent < kLeastExponent) row_[i].digits = 0;
     count_ = std::max(count_, row_[i].digits);
     split_ += row_[i].digits > 0;
   }
   for (int64_t i = 0; i < rows_; ++i) {
     if (any() && row_[i].digits == 0) clear(place(i), groups);
   }
-  if (any() && weight.format == Format::four) sum_segments(weight);
+  if (any() && four_) sum_segments(weight);
 }
 
 void Digits::sum_segments(const RealWeight& w) {
@@ -66,9 +74,9 @@ void Digits::sum_segments(const RealWeight& w) {
 }
 
 void Digits::multiply(const RealBlock& block, float* sums) const {
-  const DigitTile tile{block, digits_->as<int8_t>(), rows_, count_, row_.data(),
-                       sums_ ? sums_->as<int32_t>() : nullptr};
-  (sums_ ? kernels_->multiply_four_bits : kernels_->multiply)(tile, sums);
+  const DigitTile tile{block, digits_->as<int8_t>(), rows_, count_, row_.data()};
+  if (!four_) return kernels_->multiply(tile, sums);
+  kernels_->multiply_four_bits({tile, sums_->as<int32_t>()}, sums);
 }
 
 }  // namespace qfuse

@@ -68,11 +68,12 @@ QFUSE_INLINE Floats segment_share(const __m512i* total, Floats unit, Floats uppe
     return d + 1 < Digits ? low + (bits<Ints>(total[(d + 1) * kDigitVectors]) << 8) : low;
   };
   const Floats low = __builtin_convertvector(pair(0), Floats) * unit;
+  if constexpr (Digits == 2) return low;
   return fused(__builtin_convertvector(pair(2), Floats), upper, low);
 }
 
 template <int Digits, bool Zero>
-void multiply_four_bits(const qfuse::DigitTile& t, float* sums) {
+void multiply_four_bits(const qfuse::FourBitTile& t, float* sums) {
   const qfuse::RealBlock& b = t.block;
   const qfuse::DigitRow& row = t.row[0];
   const Floats unit = broadcast(bits<float>((127 + row.exponent) << 23));
@@ -120,8 +121,9 @@ inline void sum_segments(const int8_t* digits, int64_t depth, int64_t group, int
   });
 }
 
-void multiply_four_bit_digits(const qfuse::DigitTile& t, float* sums) {
+void multiply_four_bit_digits(const qfuse::FourBitTile& t, float* sums) {
   with_flag(t.block.zero != nullptr, [&]<bool Zero>() {
+    if (t.count == 2) return multiply_four_bits<2, Zero>(t, sums);
     if (t.count == 3) return multiply_four_bits<3, Zero>(t, sums);
     multiply_four_bits<4, Zero>(t, sums);
   });
