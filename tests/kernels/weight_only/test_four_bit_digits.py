@@ -31,7 +31,7 @@ SHAPES = (
 )  # fmt: skip
 
 # A float loop adds long rows of many magnitudes with errors of the largest.
-SHORT = [(k, groups) for k, groups in SHAPES if k <= 96]  # noqa: PLR2004
+SHORT = [(k, groups) for k, groups in SHAPES if k <= 96]
 
 
 def bound(case: WeightOnly) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_every_value_alone(isa: str, dtype: torch.dtype, zero_point: bool) -> No
                 (1, 256), 256, groups, dtype=dtype, zero_point=zero_point, bias=False
             )
             zero = case.codes.int() - case.steps(torch.int32)
-            far = torch.where(zero > 7, 0, 15)  # noqa: PLR2004 - the middle
+            far = torch.where(zero > 7, 0, 15)
             codes = torch.where(torch.eye(256).bool(), far, zero)
             case = replace(case, x=x, codes=codes.to(torch.uint8), scale=torch.ones(256, groups))
 
