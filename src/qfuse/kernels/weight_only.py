@@ -28,7 +28,8 @@ in float32 (eight bits), where converting to bfloat16 costs more than it saves. 
 decide whether bfloat16 below 2**-126 is flushed to zero, as those instructions do. With
 AVX512-VNNI, up to four rows times int8 with one scale per feature are multiplied as integers where
 the values of the row allow it, and rounded once; whether they do depends on the row, and on whether
-there are more than two.
+there are more than two. One row times 4-bit values without offsets is multiplied alike in groups of
+16 and more; the sum of each group is rounded there, or of 256 input features of a longer one.
 The ops do not mutate their arguments. The result is contiguous.
 
 =================  ==============================================================================

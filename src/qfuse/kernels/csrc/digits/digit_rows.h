@@ -11,6 +11,9 @@ constexpr int64_t kFourDigitRows = 2;
 // Input features of such a product: sums of unsigned bytes times signed digits fit int32.
 constexpr int64_t kMostDigitDepth = int64_t{1} << 16;
 constexpr int64_t kDigitBytes = kMostDigits * kGroup;  // of a row in a group of four k
+// Input features of 4-bit weights whose products are added as integers: 8 KiB of a block, so that
+// rests among them are added from the L1 cache.
+constexpr int64_t kSegment = 256;
 
 // What a number leaves out of the value at input feature `k`, exactly.
 struct Rest {
@@ -42,7 +45,7 @@ struct DigitPlace {
   Rest* rest;  // room for `most_rests`
 };
 
-// Rows times one block of 8-bit weights.
+// Rows times one block of weights.
 struct DigitTile {
   RealBlock block;
   const int8_t* digits;  // [groups of four k][rows][kMostDigits][4]
@@ -51,11 +54,22 @@ struct DigitTile {
   const DigitRow* row;  // those without digits are left out
 };
 
+// One row times one block of 4-bit weights, which are multiplied in segments: groups, or parts of at
+// most `kSegment` input features of longer ones.
+struct FourBitTile : DigitTile {
+  const int32_t* sums;  // [segments][2], see `sum_segments`
+};
+
 struct DigitKernels {
   // Writes a row with at most `most` digits, fewer for narrower types.
   DigitRow (*split)(const void* x, Real type, int64_t columns, int64_t most, const DigitPlace& to);
   // sums[i * 64 + j] of each row with digits; rounded once, except for the rests.
   void (*multiply)(const DigitTile& tile, float* sums);
+  // Sums of a row's digits over each segment, [segments][2]: those of digit[0] + 256 * digit[1], and
+  // of digit[2] + 256 * digit[3].
+  void (*sum_segments)(const int8_t* digits, int64_t depth, int64_t group, int32_t* sums);
+  // sums[j] of one row; those of every segment are rounded.
+  void (*multiply_four_bits)(const FourBitTile& tile, float* sums);
 };
 
 }  // namespace qfuse

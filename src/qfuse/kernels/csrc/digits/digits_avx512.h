@@ -168,6 +168,4 @@ void multiply_digits(const qfuse::DigitTile& t, float* sums) {
   }
 }
 
-constexpr qfuse::DigitKernels digit_kernels{&split_row, &multiply_digits};
-
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "convolution/depthwise_quantized.h"
 #include "digits/digits_avx512.h"
+#include "digits/four_bits_avx512.h"
 #include "linear/groups_avx512.h"
 #include "linear/multiply_quantized.h"
 
@@ -56,6 +57,9 @@ void multiply(const qfuse::Tile& t, int32_t* sums) {
 }
 
 int64_t tile_rows(int64_t) { return kRows; }
+
+constexpr qfuse::DigitKernels digit_kernels{&split_row, &multiply_digits, &sum_segments,
+                                            &multiply_four_bit_digits};
 
 qfuse::Path path_with_dots(const qfuse::Path& avx512) {
   qfuse::Path path = avx512;
