@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.ir.sizes import same_size
+from qfuse.ir.sizes import Size, same_size
 from qfuse.testing._fake_api import declare_range, fake_constant, is_fixed, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
@@ -164,8 +164,8 @@ class GraphBuilder:
         return self._symbols[size].hint
 
 
-def _symbolic_sizes(node: Node) -> list[torch.SymInt]:
+def _symbolic_sizes(node: Node) -> list[Size]:
     value = node.meta["val"]
     parts = value if isinstance(value, (list, tuple)) else [value]
-    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    return [size for tensor in tensors for size in tensor.shape if isinstance(size, torch.SymInt)]
+    shapes: list[Sequence[Size]] = [p.shape for p in parts if isinstance(p, torch.Tensor)]
+    return [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]

@@ -223,3 +223,13 @@ def test_what_is_kept_is_bounded() -> None:
 
     assert template._kept.cache_info().currsize == template._KEPT
     template._kept.cache_clear()
+
+
+def test_an_object_that_is_passed_twice_is_two_tensors(traces: Traces) -> None:
+    """As the values of two nodes are that one expansion made at two places."""
+    (x,) = fakes(2, 3)
+    made = template.template_of(lambda a, b: a - b, [x, x], "difference")
+
+    (step,) = made.steps
+    assert isinstance(step, template._Call)
+    assert step.args == (template._Ref(0), template._Ref(1))

@@ -49,7 +49,8 @@ def template_of(
 
     Args:
         run: Computes the result.
-        values: Fake tensors of one compile, each passed once.
+        values: Fake tensors of one compile. An object that is passed twice stands for two tensors:
+            nodes that one template made at two places have the same ones.
         key: Differs for functions that make other calls on the same tensors.
     """
     mode = _common_mode(values)
@@ -150,7 +151,9 @@ def _trace(run: Callable[..., object], values: Sequence[torch.Tensor]) -> Templa
     # Pre-dispatch tracing keeps a linear a linear: the same call returns the same bits, and its
     # decomposition squeezes a temporary in place for inputs of one axis.
     with torch.no_grad():
-        traced: GraphModule = make_fx(run, pre_dispatch=True)(*values)
+        # The trace knows tensors by identity.
+        distinct = [value.detach() for value in values]
+        traced: GraphModule = make_fx(run, pre_dispatch=True)(*distinct)
     numbers: dict[Node, Any] = {}
     steps: list[_Call | _Literal] = []
     for node in traced.graph.nodes:

@@ -97,7 +97,7 @@ class _Search:
         self._inside = {node: s.node for s in shuffles.values() for node in s.between}
         self._values: dict[Node, Any] = {}
         self._entries: dict[Node, list[Node]] = {}
-        # Results outside of regions with other strides on axes of size 1 alone, which some ops read.
+        # Results outside of regions with other strides on axes of size 1 alone, which some read.
         self._moved: dict[Node, Any] = {}
 
     def run(self, program: StageGraph) -> list[Region]:
