@@ -225,10 +225,10 @@ def test_what_is_kept_is_bounded() -> None:
     template._kept.cache_clear()
 
 
-def test_an_object_that_is_passed_twice_is_two_tensors(traces: Traces) -> None:
+def test_an_object_that_is_passed_twice_is_two_tensors() -> None:
     """As the values of two nodes are that one expansion made at two places."""
     (x,) = fakes(2, 3)
-    made = template.template_of(lambda a, b: a - b, [x, x], "difference")
+    made = template._trace(lambda a, b: a - b, [x, x])
 
     (step,) = made.steps
     assert isinstance(step, template._Call)
