@@ -206,7 +206,7 @@ def test_the_largest_sums(with_digits: str, zero_point: bool) -> None:
 
 @pytest.mark.parametrize("zero_point", [False, True])
 def test_sums_of_whole_numbers_are_exact(with_digits: str, zero_point: bool) -> None:
-    """No sum needs more than 24 bits, also with rests and after a longer float32 row began."""
+    """No sum needs more than 24 bits."""
     case = weight_only((1, 1056), 71, 11, zero_point=zero_point, bias=False)
     x = torch.randint(-500, 500, (1, 1056)).float()
     case = replace(case, x=x, scale=torch.ones(71, 11))
