@@ -82,7 +82,7 @@ def test_the_compiler_of_kernels_is_announced(
         build(compiler, sources=tmp_path, rebuild=True)
         build(compiler, sources=tmp_path)
     (message,) = caplog.messages
-    assert message.startswith("compiling qfuse's kernels (only once): 2 files")
+    assert message.startswith("compiling qfuse's kernels (only once): the ops: 2 files")
 
 
 def test_later_compilations_have_no_setup(monkeypatch: pytest.MonkeyPatch) -> None:

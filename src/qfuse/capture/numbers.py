@@ -32,7 +32,7 @@ _ITEM = (aten.item.default, aten._local_scalar_dense.default)  # noqa: SLF001 - 
 class KnownNumbers(TorchFunctionMode):
     """While a model is traced, read its parameters and buffers of one element as numbers.
 
-    torch.export makes a symbol of each, which is no number of the graph, and refuses ``float`` and
+    torch.export makes a symbol of each, which the graph has no value of, and refuses ``float`` and
     branches.
 
     Args:
@@ -67,7 +67,7 @@ class KnownNumbers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def changes(self, program: ExportedProgram) -> bool:
-        """Whether the traced program writes what was read, so that it is no constant."""
+        """Whether the traced program writes what was read, so that it is not a constant."""
         signature = program.graph_signature
         written = written_inputs(program)
         names = {spec.target for spec in signature.input_specs if spec.arg.name in written}

@@ -165,7 +165,7 @@ class GraphBuilder:
 
 
 def _symbolic_sizes(node: Node) -> list[Size]:
-    value = node.meta["val"]
+    value = node.meta.get("val")
     parts = value if isinstance(value, (list, tuple)) else [value]
     shapes: list[Sequence[Size]] = [p.shape for p in parts if isinstance(p, torch.Tensor)]
     return [size for shape in shapes for size in shape if isinstance(size, torch.SymInt)]

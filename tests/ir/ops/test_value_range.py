@@ -113,7 +113,8 @@ def test_every_element_lies_in_the_bounds(
     try:
         node = grown(b, b.arg("x", dtype, 2, 64), steps)
     except RuntimeError as error:
-        assert any(text in str(error) for text in UNHELD)
+        if not any(text in str(error) for text in UNHELD):
+            raise
         reject()
     bounds = bounds_of(node)
     program = b.done(node, stage=CapturedGraph)
@@ -124,7 +125,8 @@ def test_every_element_lies_in_the_bounds(
     try:
         (y,) = run(program, [x.to(torch.int32).to(dtype) if dtype != torch.float32 else x])
     except RuntimeError as error:
-        assert any(text in str(error) for text in UNHELD)
+        if not any(text in str(error) for text in UNHELD):
+            raise
         reject()
     assert bounds[0] <= y.min().item() <= y.max().item() <= bounds[1]
     assert torch.equal(y.double(), y.double().round())

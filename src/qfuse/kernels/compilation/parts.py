@@ -29,8 +29,8 @@ PATHS = tuple(_FILES) if platform.machine() in {"x86_64", "AMD64"} else ("portab
 
 # Of one core of an AMD EPYC (Zen 4), with g++ 12.
 _CPU_SECONDS = {
-    CORE: 65, "portable": 12, "avx2": 18, "avx_vnni": 2, "avx_vnni_evex": 2, "avx512": 30,
-    "avx512_vnni": 8,
+    CORE: 92, "portable": 18, "avx2": 27, "avx_vnni": 3, "avx_vnni_evex": 3, "avx512": 42,
+    "avx512_vnni": 11,
 }  # fmt: skip
 
 # The libraries that each path needs; avx_vnni is in one of two encodings.

@@ -186,7 +186,7 @@ def _near(operand: Node) -> Miss | None:
     while (source := cast_source(base)) is not None and dtype_of(source).is_floating_point:
         base = source
     if _is_shifted(base):
-        text = "the zero point is subtracted behind the scale, so it is no integer"
+        text = "the zero point is subtracted behind the scale, so it is not an integer"
         return Miss(MissCode.ORDER, base, text, progress=2)
     wide = wide_values(base)
     if wide is None:
