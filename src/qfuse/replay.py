@@ -48,7 +48,7 @@ def replay_plan(
         plan = again.plan(captured, inputs)
         assert plan.data is not None, "the pipeline records its decisions"
         check_forced(edits, plan.data, plan.lowered.log)
-        changed = f"{len(edits.off)} sites off, {len(edits.forced)} kernels forced"
+        changed = f"sites off: {len(edits.off)}, kernels forced: {len(edits.forced)}"
         plan.lowered.log.add(Noted("plan", f"the plan was edited: {changed}"))
     for text in notes:
         plan.lowered.log.add(Noted("plan", text, warn=True))

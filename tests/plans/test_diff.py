@@ -81,7 +81,7 @@ def test_compile_saves_and_replays(tmp_path: Path) -> None:
         main, [*model, f"--use-plan={file}", f"--save-plan={again}", "--verbose"]
     )
     assert second.exit_code == 0, second.output
-    assert "the plan was edited: 1 sites off" in second.output
+    assert "the plan was edited: sites off: 1" in second.output
     (line,) = [
         t for t in diff_plans(read_plan(file), read_plan(again)) if "merge-linears" in t
     ] or [""]

@@ -170,7 +170,7 @@ def test_a_site_that_is_off_does_not_happen(plain: qfuse.CompiledModel) -> None:
     assert "merge-linears" not in fast.report.fired
     assert len(fast.plan.lowered.log.of(RolledBack)) == 0
     close(fast, plain)
-    assert any("1 sites off" in note.text for note in fast.report.notes)
+    assert any("sites off: 1" in note.text for note in fast.report.notes)
     # What was switched off stays so in the plan that is saved, and replays to the same.
     saved = data_of(fast)
     assert next(s for s in saved["sites"] if s["site"] == key)["why"] == "switched off by the plan"
