@@ -89,13 +89,14 @@ class CompiledModule(nn.Module):
         # What `nn.Module` does around every call would cost a microsecond.
         if self._forward_pre_hooks or self._forward_hooks:
             return super().__call__(*args, **kwargs)
-        # Dynamo breaks its graph around the call: packages do not run on its fake tensors.
-        if torch.compiler.is_dynamo_compiling():
-            return _untraced(self._entry, args, kwargs)
-        return self._entry(args, kwargs)
+        return self._run(args, kwargs)
 
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the model without hooks."""
+        return self._run(args, kwargs)
+
+    def _run(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+        # Dynamo breaks its graph around the call: packages do not run on its fake tensors.
         if torch.compiler.is_dynamo_compiling():
             return _untraced(self._entry, args, kwargs)
         return self._entry(args, kwargs)

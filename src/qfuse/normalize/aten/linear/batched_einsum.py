@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
 from qfuse.ir.sizes import Size, is_row_major, same_size
+from qfuse.normalize.aten.linear.einsums import no_weight, weighted_einsum
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -20,7 +20,6 @@ from qfuse.rewrite.prelude import (
     aten,
 )
 
-_OPERANDS = 2
 _AXES = 3
 _IN_ORDER = (0, 1, 2)
 
@@ -73,30 +72,22 @@ class SpellBatchedEinsum(Rule[BatchedEinsumSite]):
 
     def match(self, node: Node) -> BatchedEinsumSite | Miss:
         """Match an einsum of three letters in each term."""
-        a = arguments(node)
-        operands = a["tensors"]
-        assert isinstance(operands, (list, tuple)), "operands are a list"
-        nodes = [operand for operand in operands if isinstance(operand, Node)]
-        weights = [is_constant_expression(operand) for operand in nodes]
-        terms, _, result = str(a["equation"]).replace(" ", "").partition("->")
-        each = terms.split(",")
-        if len(nodes) != _OPERANDS or sum(weights) != 1 or len(each) != _OPERANDS:
-            text = "it does not multiply an activation and a weight"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
-        at = weights.index(True)
-        x, weight = nodes[1 - at], nodes[at]
-        letters = _letters(each[1 - at], each[at], result)
+        read = weighted_einsum(node)
+        if read is None:
+            return no_weight(node)
+        x, weight, result = read.x, read.weight, read.result or ""
+        letters = _letters(read.of_x, read.of_weight, result)
         if letters is None or not dtype_of(weight).is_floating_point:
             text = "{} does not multiply each entry of a batch with a weight of its own"
-            return Miss(MissCode.PATTERN, node, text, a["equation"], progress=1)
+            return Miss(MissCode.PATTERN, node, text, arguments(node)["equation"], progress=1)
         batch, rows, summed, features = letters
         for name in (batch, summed):
-            if not same_size(_size(x, each[1 - at], name), _size(weight, each[at], name)):
+            if not same_size(_size(x, read.of_x, name), _size(weight, read.of_weight, name)):
                 text = "an axis of one element is broadcast: {}, {}"
                 details = tuple(shape_of(x)), tuple(shape_of(weight))
                 return Miss(MissCode.SHAPE, node, text, *details, progress=2)
-        turn = tuple(map(each[1 - at].index, (batch, rows, summed)))
-        order = tuple(map(each[at].index, (batch, summed, features)))
+        turn = tuple(map(read.of_x.index, (batch, rows, summed)))
+        order = tuple(map(read.of_weight.index, (batch, summed, features)))
         back = tuple(map((batch, rows, features).index, result))
         if not is_row_major(tensor_of(node).permute([back.index(axis) for axis in _IN_ORDER])):
             text = "the strides {} of the result are not those of bmm"

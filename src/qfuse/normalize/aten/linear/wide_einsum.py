@@ -8,9 +8,9 @@ from math import prod
 from string import ascii_letters
 from typing import ClassVar
 
-from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
 from qfuse.ir.sizes import is_row_major, same_shape
+from qfuse.normalize.aten.linear.einsums import no_weight, weighted_einsum
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -24,7 +24,6 @@ from qfuse.rewrite.prelude import (
     aten,
 )
 
-_OPERANDS = 2
 _MATRIX = 2
 _DOTS = "..."
 
@@ -82,22 +81,14 @@ class SpellWideEinsum(Rule[WideEinsumSite]):
 
     def match(self, node: Node) -> WideEinsumSite | Miss:
         """Match an einsum of an activation and a weight."""
-        a = arguments(node)
-        operands = a["tensors"]
-        assert isinstance(operands, (list, tuple)), "operands are a list"
-        nodes = [operand for operand in operands if isinstance(operand, Node)]
-        terms, arrow, result = str(a["equation"]).replace(" ", "").partition("->")
-        each = terms.split(",")
-        weights = [is_constant_expression(operand) for operand in nodes]
-        if not arrow or len(nodes) != _OPERANDS or sum(weights) != 1:
-            text = "it does not multiply an activation and a weight"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
-        at = weights.index(True)
-        x, weight = nodes[1 - at], nodes[at]
-        found = _orders(each[1 - at], each[at], result, len(shape_of(x)))
+        read = weighted_einsum(node)
+        if read is None or read.result is None:
+            return no_weight(node)
+        x, weight = read.x, read.weight
+        found = _orders(read.of_x, read.of_weight, read.result, len(shape_of(x)))
         if found is None or not dtype_of(weight).is_floating_point:
             text = "{} is not a product of matrices"
-            return Miss(MissCode.PATTERN, node, text, a["equation"], progress=1)
+            return Miss(MissCode.PATTERN, node, text, arguments(node)["equation"], progress=1)
         turn, order, summed, back = found
         if len(order) == _MATRIX and turn == tuple(range(len(turn))):
             return Miss(MissCode.PATTERN, node, "its weight is a matrix", progress=0)
