@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from qfuse_bench.experiments.aims import Aim, AimFinding, reached
-from qfuse_bench.experiments.goals import Cell, Finding, Outcome, findings_of
-from qfuse_bench.harness.comparison import Comparison, Entry, Verdict
+from qfuse_bench.experiments.aims import Aim
+from qfuse_bench.experiments.goal_results import (
+    CellResult,
+    GoalResults,
+    measured_before,
+    unlimited_engines,
+)
+from qfuse_bench.experiments.goals import Cell, Outcome
+from qfuse_bench.harness.comparison import Comparison
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.machine_class import MachineClass
 from qfuse_bench.harness.process import WorkerError
@@ -31,11 +36,7 @@ from qfuse_bench.peers.contenders import (
 )
 from qfuse_bench.report import format as words
 from qfuse_bench.report.markdown import write_section
-from qfuse_bench.report.results import entry_values
 from qfuse_bench.report.tables import ratio_text, setting_text, time_text
-
-WITHOUT_LIMIT = frozenset((Engine.ONNX_RUNTIME,))
-"""Engines that no variable holds to fewer instruction sets."""
 
 _STYLE = {
     Outcome.MET: "green",
@@ -44,110 +45,6 @@ _STYLE = {
     Outcome.UNEQUAL: "dim",
     Outcome.NOT_MEASURED: "dim",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class CellResult:
-    """One cell and its contenders.
-
-    Attributes:
-        cell: What was asked.
-        entries: By the contender's name, without those that only give answers.
-        others: The fraction of the machine that other programs used meanwhile.
-        reason: Why nothing was measured; "" otherwise.
-        unlimited: Engines that used more instruction sets than the others.
-    """
-
-    cell: Cell
-    entries: Mapping[str, Entry]
-    others: float
-    reason: str = ""
-    unlimited: frozenset[Engine] = frozenset()
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """The outcome of every bar."""
-        return () if self.reason else findings_of(self.cell, self.entries, self.unlimited)
-
-    @property
-    def rows(self) -> list[Entry]:
-        """All contenders, ours first."""
-        if self.reason:
-            return []
-        ours = self.cell.ours.on(CASES[self.cell.case]).name
-        return sorted(self.entries.values(), key=lambda entry: entry.name != ours)
-
-
-@dataclass(frozen=True, slots=True)
-class GoalResults:
-    """A whole run.
-
-    Attributes:
-        setting: What it was measured on.
-        rounds: Rounds per cell.
-        cells: In the order in which they were measured.
-        absent: Contenders that could not take part, and what to do about it.
-        kind: The class of machine that the engines were held to.
-        aims: What all cells together have to reach.
-        whole: All cells that there are, measured or not.
-    """
-
-    setting: Setting
-    rounds: int
-    cells: tuple[CellResult, ...]
-    absent: Mapping[str, str]
-    kind: MachineClass
-    aims: tuple[Aim, ...] = ()
-    whole: tuple[Cell, ...] = ()
-
-    @property
-    def others(self) -> float:
-        """The worst of the cells: how busy the machine was with other things."""
-        return max((cell.others for cell in self.cells), default=0.0)
-
-    @property
-    def unlimited(self) -> list[Engine]:
-        """Engines that used more instruction sets than the others."""
-        return sorted({engine for cell in self.cells for engine in cell.unlimited})
-
-    def reached(self) -> list[AimFinding]:
-        """Return the outcome of every aim for this class of machine."""
-        measured = [(one.cell, one.entries) for one in self.cells if not one.reason]
-        return reached(measured, self.kind, _unlimited(self.kind), self.whole, self.aims)
-
-    def trouble(self) -> list[str]:
-        """Return a line for everything that is not a time, and why."""
-        lines = [f"{name}: {reason}" for name, reason in self.absent.items()]
-        for result in self.cells:
-            if result.reason:
-                lines.append(f"{result.cell.title}: {result.reason}")
-            lines += [
-                f"{result.cell.case}, {entry.name}: {entry.verdict}, {entry.reason}"
-                for entry in result.entries.values()
-                if entry.verdict is not Verdict.OK
-            ]
-        return list(dict.fromkeys(lines))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return {
-            "rounds": self.rounds,
-            "class": self.kind.name,
-            "setting": asdict(self.setting),
-            "absent": dict(self.absent),
-            "aims": [finding.to_dict() for finding in self.reached()],
-            "cells": [
-                {
-                    "case": result.cell.case,
-                    "ours": result.cell.ours.on(CASES[result.cell.case]).name,
-                    "others": result.others,
-                    "reason": result.reason,
-                    "findings": [finding.to_dict() for finding in result.findings],
-                    "entries": [entry_values(entry) for entry in result.rows],
-                }
-                for result in self.cells
-            ],
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +63,7 @@ class GoalRun:
         section: What the section of the page is called.
         kind: The class of machine; by default that of this process.
         json: Where to write everything that was measured.
+        resume: Keep the cells that ``json`` already has.
         page: A page with a section to write the tables into.
     """
 
@@ -180,6 +78,7 @@ class GoalRun:
     section: str = "goals"
     kind: MachineClass = field(default_factory=MachineClass.here)
     json: Path | None = None
+    resume: bool = False
     page: Path | None = None
 
     @property
@@ -199,6 +98,15 @@ def run_goals(run: GoalRun, console: Console) -> GoalResults:
     cells = run.chosen
     whole = tuple(run.cells)
     results = GoalResults(run.setting, run.rounds, (), _absent(cells), run.kind, run.aims, whole)
+    if run.resume and run.json is not None:
+        kept = [
+            one
+            for one in measured_before(run.json, results, cells)
+            # An engine may have been installed since.
+            if set(one.entries) == {contender.name for contender in _present(one.cell)}
+        ]
+        results = replace(results, cells=tuple(kept))
+        cells = [cell for cell in cells if cell not in {one.cell for one in kept}]
     steps = sum(1 + len(cell.ways) + run.rounds for cell in cells)
     with watching(console, steps) as watch:
         watch.say("building kernels and measuring speeds, once per machine")
@@ -206,14 +114,14 @@ def run_goals(run: GoalRun, console: Console) -> GoalResults:
         for _, group in groupby(cells, key=lambda cell: (cell.case, cell.ours.float_type)):
             for measured in _measure(list(group), run, watch):
                 # Keep the results so far, even if the rest fails.
-                results = replace(results, cells=(*results.cells, measured))
+                results = replace(results, cells=_in_order((*results.cells, measured), run))
                 _write(results, run)
     _show(results, console)
     return results
 
 
-def _unlimited(kind: MachineClass) -> frozenset[Engine]:
-    return frozenset() if kind.is_whole else WITHOUT_LIMIT
+def _in_order(results: Sequence[CellResult], run: GoalRun) -> tuple[CellResult, ...]:
+    return tuple(sorted(results, key=lambda one: run.cells.index(one.cell)))
 
 
 def _absent(cells: Sequence[Cell]) -> dict[str, str]:
@@ -252,7 +160,7 @@ def _measure_cell(cell: Cell, run: GoalRun, contest: Comparison) -> CellResult:
     others = background.share()
     contest.leave([*eager, *(c.name for c, _ in quantized)])
     found = {c.name: entries[c.name] for c in contenders}
-    return CellResult(cell, found, others, unlimited=_unlimited(run.kind))
+    return CellResult(cell, found, others, unlimited=unlimited_engines(run.kind))
 
 
 def _present(cell: Cell) -> list[Contender]:

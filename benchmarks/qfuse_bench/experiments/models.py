@@ -68,6 +68,8 @@ class BenchOptions:
         convnets: Only :data:`qfuse_bench.experiments.goals.CONVNET_CELLS`, likewise.
         tuned: Add Inductor with ``max_autotune``, which takes minutes to compile.
         json: Where to write everything that was measured.
+        resume: With ``--goals`` or ``--convnets``, keep what ``json`` already has, if it was
+            measured on this machine with this code, and measure the rest.
         page: A page with a section to write the tables into.
     """
 
@@ -110,6 +112,10 @@ class BenchOptions:
     json: Path | None = field(
         default=None, metadata={"help": "write everything that was measured to a file"}
     )
+    resume: bool = field(
+        default=False,
+        metadata={"help": "keep the cells of --goals or --convnets that the --json file has"},
+    )
     page: Path | None = field(
         default=None, metadata={"help": "a Markdown page to write the tables into"}
     )
@@ -124,6 +130,11 @@ def run_bench(options: BenchOptions, console: Console | None = None) -> None:
     console = console or Console()
     plan = _Plan.of(_matrix(options))
     setting = Setting.here(plan.threads)
+    if options.resume and not (options.json and (options.goals or options.convnets)):
+        raise OptionsError(
+            "--resume is for --goals and --convnets with a --json file",
+            fix="name the file that an interrupted run wrote with --json",
+        )
     if options.goals or options.convnets:
         run_goals(_goal_run(options, plan, setting), console)
     else:
@@ -171,6 +182,7 @@ def _goal_run(options: BenchOptions, plan: _Plan, setting: Setting) -> GoalRun:
         aims=() if options.convnets else AIMS,
         section=name,
         json=options.json,
+        resume=options.resume,
         page=options.page,
     )
 

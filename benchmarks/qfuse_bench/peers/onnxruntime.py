@@ -158,19 +158,22 @@ def _caller(session: Any, function: Function) -> Any:
 
     names = [value.name for value in session.get_inputs()]
     outputs, count = session.get_outputs(), len(function.inputs)
-    binding, result = session.io_binding(), torch.empty(outputs[0].shape)
+    binding, given = session.io_binding(), outputs[: function.results]
+    results = [torch.empty(output.shape) for output in given]
     # An OrtValue on a CPU is the memory that it was made from.
-    binding.bind_ortvalue_output(outputs[0].name, OrtValue.ortvalue_from_numpy(result.numpy()))
-    for name, output, value in zip(names[count:], outputs[1:], function.state, strict=True):
+    for output, result in zip(given, results, strict=True):
+        binding.bind_ortvalue_output(output.name, OrtValue.ortvalue_from_numpy(result.numpy()))
+    new_state = outputs[function.results :]
+    for name, output, value in zip(names[count:], new_state, function.state, strict=True):
         shared = OrtValue.ortvalue_from_numpy(value.numpy())
         binding.bind_ortvalue_input(name, shared)
         binding.bind_ortvalue_output(output.name, shared)
     flat = function.flat
 
-    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def call(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         for name, value in zip(names[:count], flat(args, kwargs), strict=True):
             binding.bind_cpu_input(name, value.numpy())
         session.run_with_iobinding(binding)
-        return result
+        return results
 
     return call

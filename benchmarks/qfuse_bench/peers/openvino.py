@@ -123,11 +123,11 @@ def _caller(request: Any, function: Function) -> Any:
         # Named after the input and the output that it was: state_3next_3.
         index = int(state.name.removeprefix("state_").partition("next_")[0])
         state.state = openvino.Tensor(function.state[index].numpy())
-    flat, result = function.flat, 0
+    flat, results = function.flat, range(function.results)
 
-    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def call(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
         inputs = [x.numpy() for x in flat(args, kwargs)]
         found = request.infer(inputs, share_inputs=True, share_outputs=True)
-        return torch.from_numpy(found[result])
+        return [torch.from_numpy(found[index]) for index in results]
 
     return call

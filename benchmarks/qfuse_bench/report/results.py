@@ -250,12 +250,13 @@ def _ratio(above: Entry, below: Entry) -> Ratio | None:
     return compare(above.time, below.time)
 
 
-def entry_values(entry: Entry) -> dict[str, Any]:
-    """Return the results of one contender as JSON values."""
+def entry_values(entry: Entry, *, calls: bool = False) -> dict[str, Any]:
+    """Return the results of one contender as JSON values, with the time of every call if asked."""
     values = asdict(entry)
     if entry.series is not None:
         values["median"], values["p10"] = entry.series.median, entry.series.p10
-        values["series"] = {"rounds": entry.series.rounds}
+        kept = {"calls": entry.series.calls} if calls else {}
+        values["series"] = {"rounds": entry.series.rounds, **kept}
     return values
 
 

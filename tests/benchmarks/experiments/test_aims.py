@@ -10,7 +10,7 @@ from tests.support.bench.results import SETTING, entry
 
 from qfuse_bench.experiments import goals
 from qfuse_bench.experiments.aims import AIMS, AimFinding, reached
-from qfuse_bench.experiments.goal_run import CellResult, GoalResults
+from qfuse_bench.experiments.goal_results import CellResult, GoalResults
 from qfuse_bench.experiments.goals import CELLS, Cell, Outcome
 from qfuse_bench.harness.comparison import Entry, Verdict
 from qfuse_bench.harness.machine_class import LIMITS, MachineClass

@@ -15,7 +15,12 @@ from tests.support.bench.results import SETTING, entry
 from qfuse.zoo import recipes
 from qfuse_bench.experiments import goal_run
 from qfuse_bench.experiments.aims import AIMS
-from qfuse_bench.experiments.goal_run import CellResult, GoalResults, GoalRun, run_goals
+from qfuse_bench.experiments.goal_results import (
+    CellResult,
+    GoalResults,
+    unlimited_engines,
+)
+from qfuse_bench.experiments.goal_run import GoalRun, run_goals
 from qfuse_bench.experiments.goals import (
     ANY_BITS,
     BEST_RECIPE,
@@ -165,8 +170,8 @@ def test_only_under_limits_an_engine_has_more_than_the_others() -> None:
     cell = CellResult(CELL, {}, 0.0, "no", frozenset((Engine.ONNX_RUNTIME,)))
     held = GoalResults(SETTING, 15, (cell,), {}, HELD)
 
-    assert goal_run._unlimited(run.kind) == {Engine.ONNX_RUNTIME}
-    assert goal_run._unlimited(KIND) == frozenset()
+    assert unlimited_engines(run.kind) == {Engine.ONNX_RUNTIME}
+    assert unlimited_engines(KIND) == frozenset()
     assert "onnxruntime has no switch for that" in render("goals", results=held)
     assert "has no switch" not in render("goals", results=results())
 

@@ -59,6 +59,19 @@ def test_kernels_that_torchao_lacks_are_named() -> None:
     assert lacking != has_cpu_kernel("torchao::da8w4_linear_cpu")
 
 
+def test_a_function_gives_all_results_of_a_model() -> None:
+    built = zoo.build("bert", layers=1, hidden=64, heads=4, intermediate=128, vocab=100, seq=8)
+    function = function_of(built)
+    with torch.no_grad():
+        given = function.module(*function.flat(built.args, built.kwargs))
+        expected = built.module(*built.args, **built.kwargs)
+
+    assert function.results == 2
+    both = (expected.last_hidden_state, expected.pooler_output)
+    assert len(given) == 2
+    assert all(map(torch.equal, given, both))
+
+
 @pytest.mark.parametrize("model", ["llama", "llama-decode"])
 def test_a_function_gives_what_its_model_gives(model: str) -> None:
     built = zoo.build(model, **SIZES)
