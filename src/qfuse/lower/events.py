@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qfuse.ir.events import EXPAND, FLOAT, ExpandCause, Lowered
+from qfuse.ir.events import EXPAND, FLOAT, ExpandCause, KernelProgress, Lowered
 from qfuse.ir.graph.stage_graph import place_of
 from qfuse.lower.expand.describe import describe_problem, describe_rest
 from qfuse.lower.floats.choose import FloatChoice
@@ -45,10 +45,11 @@ def on_kernel(stage: str, problem: Problem, offer: Offer, losers: Losers) -> Low
     notes = (offer.claim.note, note, describe_rest(problem, offer.claim))
     return Lowered(
         *(stage, place_of(problem.place), offer.kernel.name, describe_problem(problem)),
-        *(offer.seconds, losers, "; ".join(filter(None, notes))),
+        *(offer.seconds, _pairs(losers), "; ".join(filter(None, notes))),
         dequantized=opened,
         weight_only=_reads_floats(problem),
         measured=offer.measured,
+        progress=_progress(losers),
     )
 
 
@@ -56,11 +57,12 @@ def in_float(stage: str, problem: ProductProblem, choice: FloatChoice, losers: L
     """Return the event of a product that runs in float, since that is faster."""
     return Lowered(
         *(stage, place_of(problem.place), FLOAT, describe_problem(problem)),
-        *(choice.seconds, losers, choice.why),
+        *(choice.seconds, _pairs(losers), choice.why),
         cause=ExpandCause.PROFIT,
         measured=choice.measured,
         rival_seconds=None if choice.rival is None else choice.rival.seconds,
         added_bytes=choice.added,
+        progress=_progress(losers),
     )
 
 
@@ -68,7 +70,20 @@ def expanded(
     stage: str, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
 ) -> Lowered:
     """Return the event of an op that is expanded to ATen."""
-    return Lowered(stage, place_of(node), EXPAND, what, losers=losers, why=why, cause=cause)
+    return Lowered(
+        *(stage, place_of(node), EXPAND, what, None, _pairs(losers), why, cause),
+        progress=_progress(losers),
+    )
+
+
+def _pairs(losers: Losers) -> tuple[tuple[str, str], ...]:
+    return tuple((loser.name, loser.reason) for loser in losers)
+
+
+def _progress(losers: Losers) -> tuple[KernelProgress, ...]:
+    return tuple(
+        KernelProgress(loser.name, loser.held, loser.conditions, loser.failed) for loser in losers
+    )
 
 
 def _reads_floats(problem: Problem) -> bool:

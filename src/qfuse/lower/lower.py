@@ -56,7 +56,7 @@ from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
-from qfuse.lower.select.select import Losers, Offer
+from qfuse.lower.select.select import Loser, Losers, Offer, accepting
 from qfuse.lower.unfused import log_unfused
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
@@ -165,9 +165,9 @@ class _Lowering:
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
-            self._apart[node] = (("with the linear", problem.reason),)
+            self._apart[node] = (Loser("with the linear", problem.reason),)
         elif problem is not None and problem.linear.node in self._floats.taken:
-            self._apart[node] = (("with the linear", "the linear runs in float"),)
+            self._apart[node] = (Loser("with the linear", "the linear runs in float"),)
         elif problem is not None:
             # Without this fusion, the linear and the op are lowered one by one.
             left = self._lower(problem)
@@ -209,7 +209,7 @@ class _Lowering:
         """Compute ``problem`` in float if that is faster and permitted; return whether it is."""
         if choice.rival is None and self._context.forced_kernel(problem) is None:
             return False
-        losers = (*choice.losers, *self._context.select(problem).losers)
+        losers = (*choice.losers(problem), *self._context.select(problem).losers)
         event = in_float(self._context.stage, problem, choice, losers)
         return self._use_floats(problem, choice, event)
 
@@ -257,7 +257,7 @@ class _Lowering:
         problem = rowwise_problem(op, self._context.symbols)
         if isinstance(problem, Refusal):
             covering = (k for k in self._context.kernels if (type(op),) in k.covers)
-            left = NotLowered(tuple((kernel.name, problem.reason) for kernel in covering))
+            left = NotLowered(tuple(Loser(kernel.name, problem.reason) for kernel in covering))
         else:
             found = self._lower(problem)
             if found is None:
@@ -282,7 +282,7 @@ class _Lowering:
             return NotLowered(choice.losers)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
         if isinstance(problem, ProductProblem) and problem.place in self._floats.lost:
-            losers = (*losers, (FLOAT, self._floats.lost[problem.place]))
+            losers = (*losers, Loser(FLOAT, self._floats.lost[problem.place]))
         event = on_kernel(self._context.stage, problem, offer, losers)
         done = self._session.rewrite(
             problem.rule,
@@ -293,8 +293,8 @@ class _Lowering:
             event=lambda *_: event,
         )
         if isinstance(done, Refusal):
-            reason = problem.label(offer.kernel.name), done.reason
-            return NotLowered((*choice.losers, reason), denied=True)
+            denied = accepting(offer, problem, done.reason)
+            return NotLowered((*choice.losers, denied), denied=True)
         self._originals.erased(done.erased)
         return None
 
