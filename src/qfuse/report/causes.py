@@ -201,12 +201,10 @@ class Causes:
 def _closest_kernel(lowered: Lowered) -> Cause:
     """Return why the kernel that came closest did not take an op."""
     # One that was asked twice was asked about the quantized activation first, which is listed last.
-    asked = {one.kernel: (one.share, reason) for one, reason in lowered.lost}
-    losers = sorted(asked.items(), key=lambda item: -item[1][0])
-    causes = [Cause(MissCode.NO_KERNEL, name, reason) for name, (_, reason) in losers]
-    causes = causes or [Cause(MissCode.NO_KERNEL, lowered.kernel, lowered.why)]
+    losers = dict(lowered.losers) or {lowered.kernel: lowered.why}
+    causes = [Cause(MissCode.NO_KERNEL, name, reason) for name, reason in losers.items()]
     # Kernels for integer activations did not come close to a float one, and the other way round.
-    # The rest is in the order of how close they came, equals in that of the registry.
+    # The rest is in the order of the registry, the most general kernel first.
     near = [cause for cause in causes if cause.reason not in _OTHER_ACTIVATIONS] or causes
     return next((cause for cause in near if advice_for(cause) is not None), near[0])
 

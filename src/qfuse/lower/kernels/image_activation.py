@@ -238,4 +238,4 @@ def _check_steps(problem: RowwiseProblem) -> Refusal | None:
     return Refusal("it multiplies halves of an image") if steps.halved else None
 
 
-_STEPS = Condition("kernels know its epilogue ops", _check_steps)
+_STEPS = Condition("kernels of images know its epilogue ops", _check_steps)
