@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from tests.support.cases.broken_conditions import broken
-from tests.support.cases.kernel_problems import PROGRAMS, problems_of
+from tests.support.conditions.broken import broken
+from tests.support.conditions.problems import PROGRAMS, problems_of
 
 from qfuse import kernels
 from qfuse.lower.kernels.registry import all_kernels

@@ -37,7 +37,7 @@ _ZEROS = (*_SCALES, torch.int64, torch.int32, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """An operand that is read row by row.
 
     Attributes:
@@ -64,7 +64,7 @@ def output_conditions(problem: RowwiseProblem) -> Conditions:
     return (*_OUTPUT, *(GIVEN if problem.output.choose is None else _CHOSEN))
 
 
-def _source_conditions(what: str, *, quantized: bool) -> tuple[Condition[Source], ...]:
+def _source_conditions(what: str, *, quantized: bool) -> tuple[Condition[RowSource], ...]:
     """Return the conditions on an operand that is called ``what``."""
     if not quantized:
         return (Condition(f"the {what} is a float", lambda one: _check_float(one.x, what)),)
@@ -90,12 +90,12 @@ def _check_bytes(x: Node, what: str) -> Refusal | None:
     return Refusal(f"the {what} is stored as {dtype_name(dtype_of(x))}")
 
 
-def _params_of(source: Source) -> QuantParams:
+def _params_of(source: RowSource) -> QuantParams:
     assert source.params is not None, "it is quantized"
     return source.params
 
 
-def _check_scales(source: Source, what: str) -> Refusal | None:
+def _check_scales(source: RowSource, what: str) -> Refusal | None:
     params = _params_of(source)
     refusal = check_scales(params, what, (torch.float32,))
     if refusal is None and params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
@@ -103,29 +103,29 @@ def _check_scales(source: Source, what: str) -> Refusal | None:
     return refusal
 
 
-def _check_dtypes(source: Source, what: str) -> Refusal | None:
+def _check_dtypes(source: RowSource, what: str) -> Refusal | None:
     params = _params_of(source)
     if params.spec.float_dtype not in FLOATS or dtype_of(params.scale) not in _SCALES:
         return Refusal(f"the {what} or its scale has an unsupported float dtype")
     return None
 
 
-def _check_blocks(source: Source, what: str) -> Refusal | None:
+def _check_blocks(source: RowSource, what: str) -> Refusal | None:
     spec, shape = _params_of(source).spec, shape_of(source.x)
     if is_whole(spec.block, shape) or rows_share_scale(spec.block, shape):
         return None
     return Refusal(f"the {what} is scaled in blocks of {spec.block_text()}")
 
 
-def _input_of(problem: RowwiseProblem) -> Source:
-    return Source(problem.op.x, problem.op.x_params)
+def _input_of(problem: RowwiseProblem) -> RowSource:
+    return RowSource(problem.op.x, problem.op.x_params)
 
 
-def _residual_of(problem: RowwiseProblem) -> Source:
+def _residual_of(problem: RowwiseProblem) -> RowSource:
     op = problem.op
     assert isinstance(op, (RmsNorm, LayerNorm)), "only norms have one"
     assert op.residual is not None, "it has one"
-    return Source(op.residual, op.residual_params)
+    return RowSource(op.residual, op.residual_params)
 
 
 def _check_residual_shape(problem: RowwiseProblem) -> Refusal | None:
