@@ -16,7 +16,6 @@ from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.accumulator import MOST_PRODUCTS_WITH_ZERO
 from qfuse.lower.operands.checks import (
-    check_constant_weight,
     check_stored_weight,
     check_zero_point,
 )
@@ -26,6 +25,7 @@ from qfuse.lower.operands.linear_conditions import SCALED_GROUPS, SCALED_ROWS
 from qfuse.lower.operands.product_conditions import (
     ACTIVATION,
     BIAS,
+    WEIGHT_CONSTANT,
     WEIGHT_QUANTIZED,
     scale_conditions,
     weight_of,
@@ -94,10 +94,6 @@ def _check_integers(problem: LinearProblem) -> Refusal | None:
     return check_stored_weight(weight_params(problem), ())
 
 
-def _check_constants(problem: LinearProblem) -> Refusal | None:
-    return check_constant_weight(problem.fused.weight, weight_params(problem))
-
-
 def _check_length(problem: LinearProblem) -> Refusal | None:
     groups = group_count(weight_params(problem).spec, problem.k)
     assert isinstance(groups, int), "checked before"
@@ -155,7 +151,7 @@ _REQUIRES: tuple[Condition[LinearProblem], ...] = (
     BIAS,
     WEIGHT_QUANTIZED,
     Condition("the weight is stored as integers", _check_integers),
-    Condition("the weight and its parameters are constants", _check_constants),
+    WEIGHT_CONSTANT,
     *on(weight_params, scale_conditions("weight")),
     SCALED_GROUPS,
     Condition("no sum of a group can overflow", _check_length),

@@ -13,6 +13,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
     COMPUTES,
     check_bias,
+    check_constant_weight,
     check_integer_zero_point,
     check_scales,
     check_zero_point,
@@ -97,6 +98,10 @@ def _check_weight_quantized(problem: WeightedProblem) -> Refusal | None:
     return Refusal("the weight is not quantized")
 
 
+def _check_constants(problem: WeightedProblem) -> Refusal | None:
+    return check_constant_weight(problem.fused.weight, weight_params(problem))
+
+
 ACTIVATION_QUANTIZED: Condition[ProductProblem] = Condition(
     "the activation is quantized", _check_quantized
 )
@@ -115,6 +120,10 @@ ACTIVATION: tuple[Condition[ProductProblem], ...] = (
 
 WEIGHT_QUANTIZED: Condition[WeightedProblem] = Condition(
     "the weight is quantized", _check_weight_quantized
+)
+
+WEIGHT_CONSTANT: Condition[WeightedProblem] = Condition(
+    "the weight and its parameters are constants", _check_constants
 )
 
 BIAS: Condition[WeightedProblem] = Condition(

@@ -14,10 +14,10 @@ from qfuse.cost.work import ComputeKind
 from qfuse.ir.dtypes import FLOAT8
 from qfuse.ir.ops import library as ops
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import check_constant_weight, check_stored_weight
+from qfuse.lower.operands.checks import check_stored_weight
 from qfuse.lower.operands.epilogue import claimed_dtype, epilogue_operands, kernel_epilogue
 from qfuse.lower.operands.own_kernel import PackingKernel
-from qfuse.lower.operands.product_conditions import WEIGHT_QUANTIZED, weight_params
+from qfuse.lower.operands.product_conditions import WEIGHT_CONSTANT, WEIGHT_QUANTIZED, weight_params
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.product import WeightedProblem
@@ -108,16 +108,9 @@ def _check_rounding(problem: WeightedProblem) -> Refusal | None:
     return None
 
 
-def _check_constants(problem: WeightedProblem) -> Refusal | None:
-    return check_constant_weight(problem.fused.weight, weight_params(problem))
-
-
 _FLOAT: Condition[WeightedProblem] = Condition("the activation is not quantized", _check_float)
 _ROUNDING: Condition[WeightedProblem] = Condition(
     "the weight is not rounded to bfloat16 before a float32 product", _check_rounding
-)
-_CONSTANTS: Condition[WeightedProblem] = Condition(
-    "the weight and its parameters are constants", _check_constants
 )
 
 
@@ -145,5 +138,5 @@ def operand_conditions(
             "kernels know how the weight is stored",
             lambda problem: check_stored_weight(weight_params(problem), floats),
         ),
-        _CONSTANTS,
+        WEIGHT_CONSTANT,
     )
