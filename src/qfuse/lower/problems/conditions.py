@@ -37,7 +37,7 @@ class Unmet(Refusal):
         reason: Why it does not hold.
         failed: The name of the condition.
         held: Number of conditions before it, which hold.
-        conditions: Number of all conditions. Those behind it were not tested.
+        conditions: Number of all conditions; those after the failed one were not tested.
     """
 
     __slots__ = ("conditions", "failed", "held")
