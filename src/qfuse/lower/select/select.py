@@ -121,7 +121,7 @@ def ask(problem: Problem, kernels: Sequence[Kernel[Any]], target: Target, cost: 
         if problem.span not in kernel.covers:
             continue
         missing = kernel.supported(target)
-        if missing is not None:
+        if isinstance(missing, Refusal):
             count = _count(kernel, problem)
             losers.append(Loser(problem.label(kernel.name), missing.reason, 0, count, TARGET))
             continue
