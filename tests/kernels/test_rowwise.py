@@ -23,7 +23,7 @@ from qfuse.kernels.rowwise import (
     layer_norm_quantized,
     rms_norm_quantized,
 )
-from qfuse.lower.operands.rowwise import ROWWISE_FORMULAS
+from qfuse.lower.operands.rowwise_conditions import ROWWISE_FORMULAS
 
 pytestmark = pytest.mark.numeric
 

@@ -124,13 +124,17 @@ class Missed(Event):
     @property
     def how_far(self) -> str:
         """How many conditions hold, in words; "" if they are not counted."""
-        return f"{self.held} of {self.conditions} conditions hold" if self.conditions else ""
+        return _how_far(self.held, self.conditions)
 
     @property
     def told(self) -> str:
         """The rule, how far it came, and why it did not fire."""
         far = f" ({self.how_far})" if self.how_far else ""
         return f"{self.rule}{far}: {self.reason}"
+
+
+def _how_far(held: int, conditions: int) -> str:
+    return f"{held} of {conditions} conditions hold" if conditions else ""
 
 
 EXPAND = "expand"
@@ -161,6 +165,39 @@ class ExpandCause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class KernelProgress:
+    """How close a kernel came to running an op.
+
+    Attributes:
+        kernel: Its name, as among the losers.
+        held: Number of its conditions that hold before the first that does not. They are checked
+            in order, and those behind the first that does not hold were not tested.
+        conditions: Number of all its conditions; 0 for an alternative without, such as loops.
+        failed: The condition that does not hold; "" if all hold, or it is not declared.
+    """
+
+    kernel: str
+    held: int = 0
+    conditions: int = 0
+    failed: str = ""
+
+    @property
+    def how_far(self) -> str:
+        """How many conditions hold, in words; "" if all do, or if they are not counted."""
+        return _how_far(self.held, self.conditions) if self.held < self.conditions else ""
+
+    @property
+    def label(self) -> str:
+        """The kernel, and how far it came."""
+        return f"{self.kernel} ({self.how_far})" if self.how_far else self.kernel
+
+    @property
+    def share(self) -> float:
+        """The share of the conditions that hold; the larger, the closer it came."""
+        return self.held / self.conditions if self.conditions else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Lowered(Event):
     """A kernel was chosen, a backend claimed the op, or the op was expanded.
 
@@ -179,6 +216,7 @@ class Lowered(Event):
         added_bytes: By how much a weight that is dequantized at compile time enlarges the
             constants. Ops that share a weight share them: the first one has them all.
         weight_only: Whether the kernel multiplies floats by a quantized weight.
+        progress: How close each of the losers came, in their order; empty if it is not known.
     """
 
     place: Place
@@ -193,6 +231,31 @@ class Lowered(Event):
     rival_seconds: float | None = None
     added_bytes: int = 0
     weight_only: bool = False
+    progress: tuple[KernelProgress, ...] = ()
+
+    @property
+    def lost(self) -> tuple[tuple[KernelProgress, str], ...]:
+        """How close each of the losers came, with its reason."""
+        known = self.progress
+        if len(known) != len(self.losers):
+            known = tuple(KernelProgress(name) for name, _ in self.losers)
+        return tuple(zip(known, (reason for _, reason in self.losers), strict=True))
+
+    @property
+    def nearest(self) -> tuple[tuple[KernelProgress, str], ...]:
+        """The losers with their reasons, the one that came closest first.
+
+        Those that came equally close stay in the order of the registry.
+        """
+        return tuple(sorted(self.lost, key=lambda pair: -pair[0].share))
+
+    @property
+    def closest(self) -> str:
+        """The kernel that came closest, how far it came, and why it was not taken; or ""."""
+        if not self.losers:
+            return ""
+        progress, reason = self.nearest[0]
+        return f"{progress.label}: {reason}"
 
     @property
     def failed(self) -> bool:

@@ -12,7 +12,7 @@ from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import WeightedProblem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
-from qfuse.lower.select.select import Choice
+from qfuse.lower.select.select import Choice, Loser
 
 
 def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
@@ -31,7 +31,7 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     # A float product is chosen before kernels are; here it was not permitted.
     if name in {EXPAND, FLOAT}:
         what = "expands this op" if name == EXPAND else "runs this op in float"
-        return Choice(None, ((problem.label("every kernel"), f"the plan {what}"),))
+        return Choice(None, (Loser(problem.label("every kernel"), f"the plan {what}"),))
     named = [kernel for kernel in context.kernels if kernel.name == name]
     only = replace(context, kernels=named)
     if isinstance(problem, LinearRowwiseProblem):
@@ -45,7 +45,7 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     what = f"the plan runs {site_of(problem.place)} on {name}, which "
     if choice.losers:
         raise PlanError(
-            f"{what}refuses it: {choice.losers[0][1]}",
+            f"{what}refuses it: {choice.losers[0].reason}",
             where=place,
             fix="choose another kernel for it in the plan, or compile without a plan",
         )

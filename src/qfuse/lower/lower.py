@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import EXPAND, FLOAT, ExpandCause, Lowered
+from qfuse.ir.events import FLOAT, ExpandCause, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import (
     SITE_META,
     WORK_META,
     LoweredGraph,
     OptimizedGraph,
-    place_of,
     site_of,
 )
 from qfuse.ir.ops import library as ops
@@ -27,11 +26,11 @@ from qfuse.ir.ops.softmax import as_softmax
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.stages.verify import verify
 from qfuse.lower.estimate import log_estimates
+from qfuse.lower.events import NotLowered, expanded, in_float, on_kernel
 from qfuse.lower.expand.batch_norm import expand_batch_norms
 from qfuse.lower.expand.describe import (
     describe_node,
     describe_problem,
-    describe_rest,
     describe_rowwise,
 )
 from qfuse.lower.expand.expand import Expander
@@ -57,7 +56,7 @@ from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
-from qfuse.lower.select.select import Losers, Offer
+from qfuse.lower.select.select import Loser, Losers, Offer, accepting
 from qfuse.lower.unfused import log_unfused
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
@@ -99,29 +98,6 @@ def lower(
     done = LoweredGraph(program.module, program.signature, program.log)
     verify(done)
     return done
-
-
-@dataclass(frozen=True, slots=True)
-class _NotLowered:
-    """Why a problem was not lowered to a kernel.
-
-    Attributes:
-        losers: The kernels, each with its reason.
-        denied: Whether a kernel was selected, but the rewrite was denied or rolled back.
-    """
-
-    losers: Losers
-    denied: bool = False
-
-    @property
-    def why(self) -> str:
-        """The reason in short."""
-        return "its kernel is not permitted" if self.denied else "no kernel accepts it"
-
-    @property
-    def cause(self) -> ExpandCause:
-        """The reason for the report's numbers."""
-        return ExpandCause.DENIED if self.denied else ExpandCause.NO_KERNEL
 
 
 class _Lowering:
@@ -189,9 +165,9 @@ class _Lowering:
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
-            self._apart[node] = (("with the linear", problem.reason),)
+            self._apart[node] = (Loser("with the linear", problem.reason),)
         elif problem is not None and problem.linear.node in self._floats.taken:
-            self._apart[node] = (("with the linear", "the linear runs in float"),)
+            self._apart[node] = (Loser("with the linear", "the linear runs in float"),)
         elif problem is not None:
             # Without this fusion, the linear and the op are lowered one by one.
             left = self._lower(problem)
@@ -220,7 +196,8 @@ class _Lowering:
             left = self._lower_in_float(problem, left)
         if left is None:
             return
-        event = self._expanded(place, describe_problem(problem), left.losers, left.why, left.cause)
+        stage, what = self._context.stage, describe_problem(problem)
+        event = expanded(stage, place, what, left.losers, left.why, left.cause)
         if choice is not None and choice.rival is None:
             why = f"{left.why}: {choice.why}"
             if self._use_floats(problem, choice, replace(event, why=why, added_bytes=choice.added)):
@@ -232,15 +209,8 @@ class _Lowering:
         """Compute ``problem`` in float if that is faster and permitted; return whether it is."""
         if choice.rival is None and self._context.forced_kernel(problem) is None:
             return False
-        place, what = place_of(problem.place), describe_problem(problem)
-        losers = (*choice.losers, *self._context.select(problem).losers)
-        event = Lowered(
-            *(self._context.stage, place, FLOAT, what, choice.seconds, losers, choice.why),
-            cause=ExpandCause.PROFIT,
-            measured=choice.measured,
-            rival_seconds=None if choice.rival is None else choice.rival.seconds,
-            added_bytes=choice.added,
-        )
+        losers = (*choice.losers(problem), *self._context.select(problem).losers)
+        event = in_float(self._context.stage, problem, choice, losers)
         return self._use_floats(problem, choice, event)
 
     def _use_floats(self, problem: ProductProblem, choice: FloatChoice, event: Lowered) -> bool:
@@ -263,7 +233,7 @@ class _Lowering:
         self._expand(done.made)
         return True
 
-    def _lower_in_float(self, problem: ProductProblem, left: _NotLowered) -> _NotLowered | None:
+    def _lower_in_float(self, problem: ProductProblem, left: NotLowered) -> NotLowered | None:
         """Dequantize the activation of ``problem``, for kernels that read its quantized weight.
 
         The expansion would dequantize the weight too, on every call or as a larger constant.
@@ -287,7 +257,7 @@ class _Lowering:
         problem = rowwise_problem(op, self._context.symbols)
         if isinstance(problem, Refusal):
             covering = (k for k in self._context.kernels if (type(op),) in k.covers)
-            left = _NotLowered(tuple((kernel.name, problem.reason) for kernel in covering))
+            left = NotLowered(tuple(Loser(kernel.name, problem.reason) for kernel in covering))
         else:
             found = self._lower(problem)
             if found is None:
@@ -304,28 +274,16 @@ class _Lowering:
             return "it is compiled to loops with the surrounding ops"
         return "the backend compiles nothing, so it runs op by op"
 
-    def _lower(self, problem: Problem) -> _NotLowered | None:
+    def _lower(self, problem: Problem) -> NotLowered | None:
         """Replace ``problem`` by the cheapest kernel, or return why there is none."""
         choice = forced_choice(problem, self._context) or choose(problem, self._context)
         offer = choice.offer
         if offer is None:
-            return _NotLowered(choice.losers)
-        name, place = offer.kernel.name, place_of(problem.place)
+            return NotLowered(choice.losers)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
         if isinstance(problem, ProductProblem) and problem.place in self._floats.lost:
-            losers = (*losers, (FLOAT, self._floats.lost[problem.place]))
-        what, seconds = describe_problem(problem), offer.seconds
-        opened = _is_opened(problem)
-        note = "no kernel reads both operands: the activation is dequantized" if opened else ""
-        notes = (offer.claim.note, note, describe_rest(problem, offer.claim))
-        why = "; ".join(filter(None, notes))
-        stage = self._context.stage
-        event = Lowered(
-            *(stage, place, name, what, seconds, losers, why),
-            dequantized=opened,
-            weight_only=_reads_floats(problem),
-            measured=offer.measured,
-        )
+            losers = (*losers, Loser(FLOAT, self._floats.lost[problem.place]))
+        event = on_kernel(self._context.stage, problem, offer, losers)
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,
@@ -335,8 +293,8 @@ class _Lowering:
             event=lambda *_: event,
         )
         if isinstance(done, Refusal):
-            reason = problem.label(name), done.reason
-            return _NotLowered((*choice.losers, reason), denied=True)
+            denied = accepting(offer, problem, done.reason)
+            return NotLowered((*choice.losers, denied), denied=True)
         self._originals.erased(done.erased)
         return None
 
@@ -374,22 +332,4 @@ class _Lowering:
     def _report_expanded(
         self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
     ) -> None:
-        self._log.add(self._expanded(node, what, losers, why, cause))
-
-    def _expanded(
-        self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
-    ) -> Lowered:
-        stage, place = self._context.stage, place_of(node)
-        return Lowered(stage, place, EXPAND, what, losers=losers, why=why, cause=cause)
-
-
-def _reads_floats(problem: Problem) -> bool:
-    """Whether the kernel of a product multiplies floats by a quantized weight."""
-    product = problem.problem if isinstance(problem, LinearRowwiseProblem) else problem
-    if not isinstance(product, WeightedProblem):
-        return False
-    return product.in_float or product.fused.x_params is None
-
-
-def _is_opened(problem: Problem) -> bool:
-    return isinstance(problem, WeightedProblem) and problem.in_float
+        self._log.add(expanded(self._context.stage, node, what, losers, why, cause))

@@ -106,7 +106,10 @@ def _why(event: Lowered, notes: Footnotes) -> str:
     if event.predicted is not None and event.rival_seconds is None:
         how = "measured" if event.measured else "predicted"
         parts.append(f"{how} {event.predicted * 1e6:.0f} us")
-    parts += [f"{name}: {notes.mark(reason)}" for name, reason in event.losers]
+    if event.cause is None:
+        parts += [f"{name}: {notes.mark(reason)}" for name, reason in event.losers]
+    else:
+        parts += [f"{one.label}: {notes.mark(reason)}" for one, reason in event.nearest]
     return "; ".join(parts)
 
 

@@ -22,7 +22,8 @@ from qfuse.ir.refusal import Refusal
 from qfuse.kernels import KernelLibrary
 from qfuse.lower import lower
 from qfuse.lower.kernels.registry import all_kernels
-from qfuse.lower.operands.matmul import check_matmul
+from qfuse.lower.operands.matmul import MATMUL_CONDITIONS
+from qfuse.lower.problems.conditions import hold
 from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.optimize import optimize
 from qfuse.rewrite.clone import clone
@@ -303,7 +304,7 @@ def test_a_summed_axis_without_a_bound() -> None:
 def check_of(program: NormalGraph) -> Refusal | None:
     """Return why the kernel does not take the operands of the only product."""
     (fused,) = (v for n in optimize(program).graph.nodes if (v := as_fused_matmul(n)))
-    return check_matmul(matmul_problem(fused, {}))
+    return hold(MATMUL_CONDITIONS, matmul_problem(fused, {}))
 
 
 def test_a_product_in_float64_is_expanded() -> None:

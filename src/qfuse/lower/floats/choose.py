@@ -22,7 +22,7 @@ from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem
 from qfuse.lower.rival import measured_offer, rowwise_seconds
 from qfuse.lower.select.context import LoweringContext
-from qfuse.lower.select.select import Losers, Offer
+from qfuse.lower.select.select import Losers, Offer, accepting
 from qfuse.rewrite.prelude import Node
 from qfuse.targets.huge_pages import HugePages
 
@@ -48,13 +48,12 @@ class FloatChoice:
     added: int = 0
     weight: torch.Tensor | None = None
 
-    @property
-    def losers(self) -> Losers:
-        """The kernel that it is faster than, with both times."""
+    def losers(self, problem: ProductProblem) -> Losers:
+        """Return the kernel that it is faster than, with both times."""
         if self.rival is None or self.seconds is None:
             return ()
         mine, theirs = seconds_text(self.seconds), seconds_text(self.rival.seconds)
-        return ((self.rival.kernel.name, f"{self.rival.how} {theirs}, float {mine}"),)
+        return (accepting(self.rival, problem, f"{self.rival.how} {theirs}, float {mine}"),)
 
     @property
     def measured(self) -> bool:

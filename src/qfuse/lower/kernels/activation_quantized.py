@@ -18,12 +18,15 @@ from qfuse.ir.sizes import same_shape
 from qfuse.lower.operands.epilogue import is_covered
 from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
-    check_output,
-    check_source,
     rowwise_output_args,
     source_args,
 )
+from qfuse.lower.operands.rowwise_conditions import (
+    input_conditions,
+    output_conditions,
+)
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold
 from qfuse.lower.problems.epilogue_limits import MOST_EPILOGUE_OPERANDS, MOST_EPILOGUE_OPS
 from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.lower.problems.span import ACTIVATION, Span
@@ -38,14 +41,13 @@ class ActivationQuantized(RowwiseKernel):
 
     name: str = "qfuse.activation_quantized"
 
+    def conditions(self, problem: RowwiseProblem) -> Conditions:
+        """Return those on the epilogue ops, the result and the input."""
+        return (*_STEPS, *output_conditions(problem), *input_conditions(problem))
+
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
         """Accept the epilogue ops that the linear kernels accept."""
-        op = problem.op
-        assert isinstance(op, Activation), "it covers no other op"
-        refusal = (
-            _check_steps(op) or check_output(problem) or check_source(op.x, op.x_params, "input")
-        )
-        return refusal or problem.claim(statistics=0)
+        return hold(self.conditions(problem), problem) or problem.claim(statistics=0)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call."""
@@ -91,22 +93,49 @@ def _halves(x: Node, glu: Glu, rw: Rewriter) -> tuple[Node, Node]:
     return (low, high) if glu.order is GluOrder.GATE_FIRST else (high, low)
 
 
-def _check_steps(op: Activation) -> Refusal | None:
-    """Refuse quantized inputs, unsupported epilogue ops, and broadcast operands."""
-    steps, glu = _steps(op), _glu(op)
+def _activation(problem: RowwiseProblem) -> Activation:
+    assert isinstance(problem.op, Activation), "it covers no other op"
+    return problem.op
+
+
+def _check_halves(problem: RowwiseProblem) -> Refusal | None:
+    op = _activation(problem)
     # The other half would be an operand with parameters of its own.
-    if glu is not None and op.x_params is not None:
+    if _glu(op) is not None and op.x_params is not None:
         return Refusal("both halves of its input are quantized")
+    return None
+
+
+def _check_known(problem: RowwiseProblem) -> Refusal | None:
+    op = _activation(problem)
     # The up half becomes operand 0, which would renumber other operands.
-    halved = glu is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
-    if not all(map(is_covered, steps)) or not halved:
-        return Refusal(f"it does not support all of {op.epilogue}")
+    halved = _glu(op) is None or (not op.extras and isinstance(shape_of(op.x)[-1], int))
+    if all(map(is_covered, _steps(op))) and halved:
+        return None
+    return Refusal(f"it does not support all of {op.epilogue}")
+
+
+def _check_count(problem: RowwiseProblem) -> Refusal | None:
+    op = _activation(problem)
     # The kernel has arrays of fixed size for both.
-    if len(steps) > MOST_EPILOGUE_OPS or len(op.extras) > MOST_EPILOGUE_OPERANDS:
+    if len(_steps(op)) > MOST_EPILOGUE_OPS or len(op.extras) > MOST_EPILOGUE_OPERANDS:
         return Refusal("it has too many epilogue ops")
+    return None
+
+
+def _check_operands(problem: RowwiseProblem) -> Refusal | None:
+    op = _activation(problem)
     for extra in op.extras:
         if dtype_of(extra) not in FLOATS:
             return Refusal(f"an operand is {dtype_name(dtype_of(extra))}")
         if not same_shape(shape_of(extra), shape_of(op.x)):
             return Refusal("an operand is broadcast to the input, or the input to it")
     return None
+
+
+_STEPS: tuple[Condition[RowwiseProblem], ...] = (
+    Condition("it multiplies no quantized halves", _check_halves),
+    Condition("kernels know its epilogue ops", _check_known),
+    Condition("it has few epilogue ops", _check_count),
+    Condition("its operands are floats of the shape of its input", _check_operands),
+)

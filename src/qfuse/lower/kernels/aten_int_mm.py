@@ -21,17 +21,23 @@ from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams, shape_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    channel_granularity,
-    check_bias,
-    check_qparams,
-    check_rows,
     rows_of,
     scale_node,
     scale_vector,
     typed,
 )
+from qfuse.lower.operands.linear_conditions import SCALED_CHANNELS, SCALED_ROWS
 from qfuse.lower.operands.packing import Packer
+from qfuse.lower.operands.product_conditions import (
+    ACTIVATION_QUANTIZED,
+    BIAS,
+    WEIGHT_QUANTIZED,
+    scale_conditions,
+    weight_params,
+    x_params,
+)
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold, on
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.span import LINEAR, Span
 from qfuse.rewrite.prelude import Node, Rewriter, aten
@@ -72,30 +78,14 @@ class IntMM:
         """Refuse targets where the op is missing or saturates."""
         return int_mm_refusal(target)
 
+    def conditions(self, problem: LinearProblem) -> Conditions:
+        """Return those on the sizes and on both operands."""
+        del problem
+        return _CONDITIONS
+
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Accept symmetric int8 activations and weights of at least two rows."""
-        fused = problem.fused
-        if fused.x_params is None:
-            return Refusal("the activation is not quantized")
-        granularity = channel_granularity(problem)
-        if isinstance(granularity, Refusal):
-            return granularity
-        assert fused.weight_params is not None, "a granularity needs params"
-        # The least number of rows that the graph declares:
-        # one token of a dynamic length is one row.
-        if min(problem.rows.low, problem.n, problem.k) < _LEAST:
-            return Refusal("it returns garbage when a size is 1")
-        if problem.k > _MOST_K:
-            return Refusal(f"{problem.k} input features could overflow its sums")
-        refusal = (
-            _check_symmetric(fused.x_params, "activation")
-            or _check_symmetric(fused.weight_params, "weight")
-            or check_rows(problem)
-            or check_bias(problem)
-        )
-        if refusal is not None:
-            return refusal
-        return Claim(0, False, _work(problem))
+        return hold(_CONDITIONS, problem) or Claim(0, False, _work(problem))
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the matmul, scales, bias and the cast to the linear's dtype."""
@@ -119,18 +109,66 @@ class IntMM:
         return {0: rw.call(aten._to_copy.default, y, dtype=problem.float_dtype)}
 
 
-def _check_symmetric(params: QuantParams, name: str) -> Refusal | None:
+def _check_sizes(problem: LinearProblem) -> Refusal | None:
+    # The least number of rows that the graph declares:
+    # one token of a dynamic length is one row.
+    if min(problem.rows.low, problem.n, problem.k) < _LEAST:
+        return Refusal("it returns garbage when a size is 1")
+    return None
+
+
+def _check_depth(problem: LinearProblem) -> Refusal | None:
+    if problem.k > _MOST_K:
+        return Refusal(f"{problem.k} input features could overflow its sums")
+    return None
+
+
+def _symmetric(name: str) -> tuple[Condition[QuantParams], ...]:
+    """Return the conditions of int8 values without a zero point."""
+    return (
+        Condition(f"the {name} is stored as int8", lambda one: _check_stored(one, name)),
+        Condition(f"the {name} has no zero point", lambda one: _check_zero(one, name)),
+    )
+
+
+def _check_stored(params: QuantParams, name: str) -> Refusal | None:
     # `aten._int_mm` takes int8 only.
     if params.spec.dtype is not torch.int8:
         return Refusal(f"the {name} is stored as {params.spec.dtype}")
-    if params.zero_point is not None:
-        zero = constant_of(params.zero_point)
-        if zero is None or bool(zero.any()):
-            return Refusal(f"the {name} has a zero point")
+    return None
+
+
+def _check_zero(params: QuantParams, name: str) -> Refusal | None:
+    zero = None if params.zero_point is None else constant_of(params.zero_point)
+    if params.zero_point is not None and (zero is None or bool(zero.any())):
+        return Refusal(f"the {name} has a zero point")
+    return None
+
+
+def _check_constant(params: QuantParams) -> Refusal | None:
     # The scale of the weight is expanded to a vector at compile time.
-    if name == "weight" and constant_of(params.scale) is None:
+    if constant_of(params.scale) is None:
         return Refusal("the weight's scale is computed at run time")
-    return check_qparams(params, name)
+    return None
+
+
+_WEIGHT: tuple[Condition[QuantParams], ...] = (
+    *_symmetric("weight"),
+    Condition("the weight's scale is a constant", _check_constant),
+    *scale_conditions("weight"),
+)
+
+_CONDITIONS: tuple[Condition[LinearProblem], ...] = (
+    ACTIVATION_QUANTIZED,
+    WEIGHT_QUANTIZED,
+    SCALED_CHANNELS,
+    Condition("no size can be 1", _check_sizes),
+    Condition("no sum of products can overflow", _check_depth),
+    *on(x_params, (*_symmetric("activation"), *scale_conditions("activation"))),
+    *on(weight_params, _WEIGHT),
+    SCALED_ROWS,
+    BIAS,
+)
 
 
 def _work(problem: LinearProblem) -> Workload:

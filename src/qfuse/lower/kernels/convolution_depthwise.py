@@ -11,6 +11,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.kernels.pack_convolution import convolution_sums, pack_depthwise
 from qfuse.lower.operands.int8_convolution import ChannelConvolution
 from qfuse.lower.operands.packing import Packed
+from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.convolution import ConvolutionProblem
 
 
@@ -34,13 +35,10 @@ class ConvolutionDepthwise(ChannelConvolution):
 
     name: str = "qfuse.convolution_depthwise_w8a8"
 
-    def check(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Refuse groups of several input channels."""
-        if problem.is_depthwise:
-            return None
-        if problem.fused.transposed:
-            return Refusal("it is transposed")
-        return Refusal(f"it has {problem.fused.groups} groups for {problem.channels} channels")
+    @property
+    def on_geometry(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """Groups of one input channel."""
+        return (Condition("every group has one input channel", _check_channels),)
 
     def pack(self, problem: ConvolutionProblem) -> Packed:
         """Pack the taps of every channel."""
@@ -53,3 +51,11 @@ class ConvolutionDepthwise(ChannelConvolution):
         fused = problem.fused
         settings = (problem.kernel, fused.stride, fused.padding, fused.dilation)
         return [list(setting) for setting in settings]
+
+
+def _check_channels(problem: ConvolutionProblem) -> Refusal | None:
+    if problem.is_depthwise:
+        return None
+    if problem.fused.transposed:
+        return Refusal("it is transposed")
+    return Refusal(f"it has {problem.fused.groups} groups for {problem.channels} channels")

@@ -17,10 +17,17 @@ from qfuse.kernels.pack_convolution_groups import (
     pack_channel_groups,
     transposed_group_sums,
 )
-from qfuse.lower.operands.convolution import by_channel, groups_per_channel, settings_of
+from qfuse.lower.operands.convolution import (
+    by_channel,
+    check_channel_groups,
+    groups_per_channel,
+    settings_of,
+)
 from qfuse.lower.operands.int8_convolution import Int8Convolution
-from qfuse.lower.operands.int8_weight import check_int8_weight
+from qfuse.lower.operands.int8_weight import INT8_WEIGHT
 from qfuse.lower.operands.packing import signed_values, signed_zero_point
+from qfuse.lower.operands.product_conditions import WEIGHT_QUANTIZED, weight_of, weight_params
+from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Rewriter
 
@@ -34,28 +41,15 @@ class ConvolutionGrouped(Int8Convolution):
 
     name: str = "qfuse.convolution_w8a8_grouped"
 
-    def check(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Accept every geometry."""
-        del problem
-        return None
+    @property
+    def on_geometry(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """Every geometry."""
+        return ()
 
-    def check_weight(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Refuse weights without groups, and zero points."""
-        if problem.fused.weight_params is None:
-            return Refusal("the weight is not quantized")
-        groups = groups_per_channel(problem)
-        if isinstance(groups, Refusal):
-            return groups
-        if groups == 1:
-            return Refusal("the weight's scales are not grouped along its input channels")
-        refusal = check_int8_weight(problem)
-        if refusal is not None:
-            return refusal
-        stored = problem.weight
-        assert stored is not None, "it is a constant"
-        if signed_zero_point(stored, problem.fused.weight_params) is None:
-            return None
-        return Refusal("the weight has zero points, and scales in groups of input channels")
+    @property
+    def on_weight(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """Constant 8-bit integers without zero points, with scales in groups."""
+        return _WEIGHT
 
     def depth(self, problem: ConvolutionProblem) -> int:
         """Return the products per output element, plus the overhead of the groups."""
@@ -85,6 +79,27 @@ class ConvolutionGrouped(Int8Convolution):
     def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
         """Return the kernel size and the settings."""
         return settings_of(problem, problem.fused.groups)
+
+
+def _check_grouped(problem: ConvolutionProblem) -> Refusal | None:
+    if groups_per_channel(problem) == 1:
+        return Refusal("the weight's scales are not grouped along its input channels")
+    return None
+
+
+def _check_zero_points(problem: ConvolutionProblem) -> Refusal | None:
+    if signed_zero_point(weight_of(problem), weight_params(problem)) is None:
+        return None
+    return Refusal("the weight has zero points, and scales in groups of input channels")
+
+
+_WEIGHT: tuple[Condition[ConvolutionProblem], ...] = (
+    WEIGHT_QUANTIZED,
+    Condition("kernels know the granularity of the weight", check_channel_groups),
+    Condition("the weight has scales of groups of input channels", _check_grouped),
+    *INT8_WEIGHT,
+    Condition("the weight has no zero points", _check_zero_points),
+)
 
 
 def _pack(

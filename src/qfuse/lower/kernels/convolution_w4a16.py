@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.groups import check_four_bits
+from qfuse.lower.operands.product_conditions import weight_of
 from qfuse.lower.operands.weight_only_convolution import WeightOnlyConvolution
+from qfuse.lower.problems.conditions import Condition
+from qfuse.lower.problems.convolution import ConvolutionProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,11 @@ class ConvolutionW4A16(WeightOnlyConvolution):
     name: str = "qfuse.convolution_w4a16"
     bits: int = 4
 
-    def check(self, stored: torch.Tensor) -> Refusal | None:
-        """Refuse weights that do not fit 4 bits."""
-        return check_four_bits(stored)
+    @property
+    def fits(self) -> Condition[ConvolutionProblem]:
+        """Values that fit 4 bits."""
+        return Condition("the values of the weight fit four bits", _check_span)
+
+
+def _check_span(problem: ConvolutionProblem) -> Refusal | None:
+    return check_four_bits(weight_of(problem))

@@ -18,6 +18,7 @@ from qfuse.kernels.pack_convolution import (
 from qfuse.lower.operands.convolution import settings_of
 from qfuse.lower.operands.int8_convolution import ChannelConvolution
 from qfuse.lower.operands.packing import Packed, TapLayout
+from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.convolution import ConvolutionProblem
 
 
@@ -63,9 +64,10 @@ class ConvolutionW8A8(ChannelConvolution):
 
     name: str = "qfuse.convolution_w8a8"
 
-    def check(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Accept every geometry except those of the depthwise kernel, which is faster."""
-        return Refusal("every group has one input channel") if problem.is_depthwise else None
+    @property
+    def on_geometry(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """Every geometry except those of the depthwise kernel, which is faster."""
+        return (Condition("a group has several input channels", _check_channels),)
 
     def pack(self, problem: ConvolutionProblem) -> Packed:
         """Pack the weight of every group as a matrix; groups of few channels are merged."""
@@ -79,6 +81,10 @@ class ConvolutionW8A8(ChannelConvolution):
     def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
         """Return the kernel size and the settings."""
         return settings_of(problem, problem.fused.groups // _merged(problem))
+
+
+def _check_channels(problem: ConvolutionProblem) -> Refusal | None:
+    return Refusal("every group has one input channel") if problem.is_depthwise else None
 
 
 def _merged(problem: ConvolutionProblem) -> int:

@@ -9,22 +9,26 @@ import torch
 from torch.fx.node import Argument
 
 from qfuse.ir.dtypes import FLOATS
-from qfuse.ir.ops.norm_spec import NormSpec, Statistic
+from qfuse.ir.ops.norm_spec import Statistic
 from qfuse.ir.ops.norms import LayerNorm
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
-    check_output,
-    check_residual,
-    check_source,
-    check_types,
-    check_vectors,
     float_vector,
     rowwise_output_args,
     source_args,
 )
+from qfuse.lower.operands.rowwise_conditions import (
+    check_axes,
+    check_types,
+    check_vectors,
+    input_conditions,
+    output_conditions,
+    residual_conditions,
+)
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold
 from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.lower.problems.span import LAYER_NORM, Span
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -38,19 +42,15 @@ class LayerNormQuantized(RowwiseKernel):
 
     name: str = "qfuse.layer_norm_quantized"
 
+    def conditions(self, problem: RowwiseProblem) -> Conditions:
+        """Return those on the result, the operands, and a layer norm over the last axis."""
+        residual = residual_conditions(_norm(problem))
+        return (*output_conditions(problem), *input_conditions(problem), *residual, *_NORM)
+
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
         """Accept a layer norm over the last axis that rounds once, after the bias."""
-        op = problem.op
-        assert isinstance(op, LayerNorm), "it covers no other op"
-        refusal = (
-            check_output(problem)
-            or check_source(op.x, op.x_params, "input")
-            or check_residual(op)
-            or _check_centred(op.norm)
-            or check_vectors(problem, op.weight, op.bias)
-        )
         # Two statistics: the mean and the variance.
-        return refusal or problem.claim(statistics=2)
+        return hold(self.conditions(problem), problem) or problem.claim(statistics=2)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call."""
@@ -72,9 +72,17 @@ class LayerNormQuantized(RowwiseKernel):
         return problem.results(call, rw)
 
 
-def _check_centred(norm: NormSpec) -> Refusal | None:
-    if norm.axes != 1:
-        return Refusal(f"it is over {norm.axes} axes")
+def _norm(problem: RowwiseProblem) -> LayerNorm:
+    assert isinstance(problem.op, LayerNorm), "it covers no other op"
+    return problem.op
+
+
+def _check_axes(problem: RowwiseProblem) -> Refusal | None:
+    return check_axes(_norm(problem).norm)
+
+
+def _check_rounding(problem: RowwiseProblem) -> Refusal | None:
+    norm = _norm(problem).norm
     if norm.statistic is Statistic.WHOLE:
         # torch computes in float32 and rounds once, to the input's dtype.
         if norm.compute not in {norm.out, torch.float32} or norm.out not in FLOATS:
@@ -85,3 +93,15 @@ def _check_centred(norm: NormSpec) -> Refusal | None:
     if refusal is None and norm.rounded is not torch.float32:
         return Refusal(f"it rounds to {dtype_name(norm.rounded)} before the weight")
     return refusal
+
+
+def _check_vectors(problem: RowwiseProblem) -> Refusal | None:
+    op = _norm(problem)
+    return check_vectors(problem, op.weight, op.bias)
+
+
+_NORM: tuple[Condition[RowwiseProblem], ...] = (
+    Condition("it is over the last axis", _check_axes),
+    Condition("it computes in float32 and rounds once", _check_rounding),
+    Condition("its weight and bias have one float per column", _check_vectors),
+)

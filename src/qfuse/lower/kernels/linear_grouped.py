@@ -16,15 +16,22 @@ from qfuse.ir.quant.spec import dtype_range
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.accumulator import MOST_PRODUCTS_WITH_ZERO
 from qfuse.lower.operands.checks import (
-    check_activation,
-    check_bias,
-    check_constant_integers,
-    check_qparams,
-    check_rows,
+    check_stored_weight,
     check_zero_point,
 )
 from qfuse.lower.operands.groups import check_four_bits, first_value, group_count
 from qfuse.lower.operands.int8_linear import Int8Linear
+from qfuse.lower.operands.linear_conditions import SCALED_GROUPS, SCALED_ROWS
+from qfuse.lower.operands.product_conditions import (
+    ACTIVATION,
+    BIAS,
+    WEIGHT_CONSTANT,
+    WEIGHT_QUANTIZED,
+    scale_conditions,
+    weight_of,
+    weight_params,
+)
+from qfuse.lower.problems.conditions import Condition, on
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
@@ -51,17 +58,10 @@ class LinearGrouped(Int8Linear):
         """The name in the report."""
         return "qfuse.linear_w4a8" if self.weight_bits == _FOUR else "qfuse.linear_w8a8_grouped"
 
-    def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse unsupported operands, and sums that could overflow."""
-        refusal = (
-            check_activation(problem)
-            or check_rows(problem)
-            or check_bias(problem)
-            or _check_weight(problem)
-        )
-        if refusal is not None:
-            return refusal
-        return _check_values(problem) if self.weight_bits == _FOUR else _check_bytes(problem)
+    @property
+    def requires(self) -> tuple[Condition[LinearProblem], ...]:
+        """Supported operands, and sums that cannot overflow."""
+        return (*_REQUIRES, *(_VALUES if self.weight_bits == _FOUR else _BYTES))
 
     def depth(self, problem: LinearProblem) -> int:
         """Return the input features, plus the overhead of the groups."""
@@ -90,23 +90,13 @@ class LinearGrouped(Int8Linear):
         ]
 
 
-def _check_weight(problem: LinearProblem) -> Refusal | None:
-    """Refuse weights that neither kernel accepts."""
-    fused = problem.fused
-    params = fused.weight_params
-    if params is None:
-        return Refusal("the weight is not quantized")
-    return (
-        check_constant_integers(fused.weight, params)
-        or check_qparams(params, "weight")
-        or _check_groups(problem, params)
-    )
+def _check_integers(problem: LinearProblem) -> Refusal | None:
+    return check_stored_weight(weight_params(problem), ())
 
 
-def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None:
-    groups = group_count(params.spec, problem.k)
-    if isinstance(groups, Refusal):
-        return groups
+def _check_length(problem: LinearProblem) -> Refusal | None:
+    groups = group_count(weight_params(problem).spec, problem.k)
+    assert isinstance(groups, int), "checked before"
     length = problem.k // groups
     if length > MOST_PRODUCTS_WITH_ZERO:
         return Refusal(
@@ -115,14 +105,13 @@ def _check_groups(problem: LinearProblem, params: QuantParams) -> Refusal | None
     return None
 
 
-def _check_values(problem: LinearProblem) -> Refusal | None:
-    stored, params = problem.weight, problem.fused.weight_params
-    assert stored is not None, "it is a constant"
-    assert params is not None, "checked before"
-    refusal = check_four_bits(stored)
-    if refusal is not None:
-        return refusal
-    least = first_value(stored, params.spec)
+def _check_span(problem: LinearProblem) -> Refusal | None:
+    return check_four_bits(weight_of(problem))
+
+
+def _check_moved_zero_points(problem: LinearProblem) -> Refusal | None:
+    params = weight_params(problem)
+    least = first_value(weight_of(problem), params.spec)
     low, high = dtype_range(torch.int8)
     # Packing moves the least value to code 0, and the
     # zero points with it; the kernel has them in int8.
@@ -140,11 +129,42 @@ def _extremes(params: QuantParams) -> tuple[int, ...]:
 
 
 def _check_bytes(problem: LinearProblem) -> Refusal | None:
-    params = problem.fused.weight_params
-    assert params is not None, "checked before"
-    if params.spec.dtype not in BYTES:
-        return Refusal(f"the weight is stored as {params.spec.dtype}")
+    stored = weight_params(problem).spec.dtype
+    return None if stored in BYTES else Refusal(f"the weight is stored as {stored}")
+
+
+def _check_grouped(problem: LinearProblem) -> Refusal | None:
+    block = weight_params(problem).spec.block
     # One group is the ordinary kernel's case, which scales a sum once.
-    if rows_share_scale((1, params.spec.block[1]), (problem.n, problem.k)):
+    if rows_share_scale((1, block[1]), (problem.n, problem.k)):
         return Refusal("the weight's scales are not grouped along its input features")
-    return check_zero_point(params, "weight")
+    return None
+
+
+def _check_zero_point(problem: LinearProblem) -> Refusal | None:
+    return check_zero_point(weight_params(problem), "weight")
+
+
+_REQUIRES: tuple[Condition[LinearProblem], ...] = (
+    *ACTIVATION,
+    SCALED_ROWS,
+    BIAS,
+    WEIGHT_QUANTIZED,
+    Condition("the weight is stored as integers", _check_integers),
+    WEIGHT_CONSTANT,
+    *on(weight_params, scale_conditions("weight")),
+    SCALED_GROUPS,
+    Condition("no sum of a group can overflow", _check_length),
+)
+
+# Both read the values of the weight, so they come last.
+_VALUES: tuple[Condition[LinearProblem], ...] = (
+    Condition("the values of the weight fit four bits", _check_span),
+    Condition("the zero points of the codes fit 8 bits", _check_moved_zero_points),
+)
+
+_BYTES: tuple[Condition[LinearProblem], ...] = (
+    Condition("the weight has 8 bits", _check_bytes),
+    Condition("the weight has scales of groups of input features", _check_grouped),
+    Condition("the weight's zero point is in the range of its dtype", _check_zero_point),
+)

@@ -8,7 +8,9 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.refusal import Refusal
+from qfuse.lower.operands.product_conditions import weight_of
 from qfuse.lower.operands.weight_only_linear import WeightOnlyLinear
+from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.linear import LinearProblem
 
 
@@ -21,12 +23,24 @@ class LinearW16A32(WeightOnlyLinear):
     name: str = "qfuse.linear_w16a32"
     bits: int = 16
 
-    def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse other weights than float16, and other activations than float32."""
-        stored = problem.weight
-        assert stored is not None, "it is a constant"
-        if stored.dtype is not torch.float16:
-            return Refusal(f"the weight is stored as {stored.dtype}")
-        if problem.float_dtype is not torch.float32:
-            return Refusal(f"the linear computes in {problem.float_dtype}")
+    @property
+    def requires(self) -> tuple[Condition[LinearProblem], ...]:
+        """A float16 weight and float32 activations."""
+        return _REQUIRES
+
+
+def _check_stored(problem: LinearProblem) -> Refusal | None:
+    stored = weight_of(problem).dtype
+    return None if stored is torch.float16 else Refusal(f"the weight is stored as {stored}")
+
+
+def _check_computed(problem: LinearProblem) -> Refusal | None:
+    if problem.float_dtype is torch.float32:
         return None
+    return Refusal(f"the linear computes in {problem.float_dtype}")
+
+
+_REQUIRES: tuple[Condition[LinearProblem], ...] = (
+    Condition("the weight is stored in float16", _check_stored),
+    Condition("the linear computes in float32", _check_computed),
+)

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch.fx.node import Argument
 
-from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
-    channel_granularity,
-    check_activation,
-    check_bias,
-    check_rows,
     scale_vector,
 )
 from qfuse.lower.operands.int8_linear import Int8Linear
-from qfuse.lower.operands.int8_weight import check_int8_weight
+from qfuse.lower.operands.int8_weight import INT8_WEIGHT
+from qfuse.lower.operands.linear_conditions import SCALED_CHANNELS, SCALED_ROWS
+from qfuse.lower.operands.product_conditions import ACTIVATION, BIAS, WEIGHT_QUANTIZED
+from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
@@ -28,14 +26,10 @@ class LinearW8A8(Int8Linear):
     name: str = "qfuse.linear_w8a8"
     weight_bits: int = 8
 
-    def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse unsupported operands, and sums that could overflow."""
-        return (
-            check_activation(problem)
-            or check_rows(problem)
-            or _check_weight(problem)
-            or check_bias(problem)
-        )
+    @property
+    def requires(self) -> tuple[Condition[LinearProblem], ...]:
+        """Bytes with one scale per row or output channel, and sums that cannot overflow."""
+        return _REQUIRES
 
     def weight_operands(
         self, problem: LinearProblem, rw: Rewriter, *, halves: bool
@@ -53,6 +47,11 @@ class LinearW8A8(Int8Linear):
         ]
 
 
-def _check_weight(problem: LinearProblem) -> Refusal | None:
-    granularity = channel_granularity(problem)
-    return granularity if isinstance(granularity, Refusal) else check_int8_weight(problem)
+_REQUIRES: tuple[Condition[LinearProblem], ...] = (
+    *ACTIVATION,
+    SCALED_ROWS,
+    WEIGHT_QUANTIZED,
+    SCALED_CHANNELS,
+    *INT8_WEIGHT,
+    BIAS,
+)

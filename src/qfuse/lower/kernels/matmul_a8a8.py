@@ -9,8 +9,9 @@ from typing import ClassVar
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.epilogue import kernel_epilogue
 from qfuse.lower.operands.int8_kernel import Int8Product, stored_arguments
-from qfuse.lower.operands.matmul import check_matmul, int8_work
+from qfuse.lower.operands.matmul import MATMUL_CONDITIONS, int8_work
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Conditions, hold
 from qfuse.lower.problems.matmul import MatmulProblem
 from qfuse.lower.problems.span import MATMUL, Span
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -24,9 +25,14 @@ class MatmulA8A8(Int8Product):
 
     name: str = "qfuse.matmul_a8a8"
 
+    def conditions(self, problem: MatmulProblem) -> Conditions:
+        """Return those on the result and on both operands."""
+        del problem
+        return MATMUL_CONDITIONS
+
     def accepts(self, problem: MatmulProblem) -> Claim | Refusal:
         """Accept the product with the leading epilogue ops that the kernel knows."""
-        return check_matmul(problem) or self.claim(problem, partial(int8_work, problem))
+        return hold(MATMUL_CONDITIONS, problem) or self.claim(problem, partial(int8_work, problem))
 
     def emit(self, problem: MatmulProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call."""

@@ -15,16 +15,20 @@ from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.rowwise import (
     RowwiseKernel,
-    check_output,
-    check_residual,
-    check_source,
-    check_types,
-    check_vectors,
     float_vector,
     rowwise_output_args,
     source_args,
 )
+from qfuse.lower.operands.rowwise_conditions import (
+    check_axes,
+    check_types,
+    check_vectors,
+    input_conditions,
+    output_conditions,
+    residual_conditions,
+)
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold
 from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.lower.problems.span import RMS_NORM, Span
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -38,20 +42,15 @@ class RmsNormQuantized(RowwiseKernel):
 
     name: str = "qfuse.rms_norm_quantized"
 
+    def conditions(self, problem: RowwiseProblem) -> Conditions:
+        """Return those on the result, the operands, and an RMS norm over the last axis."""
+        residual = residual_conditions(_norm(problem))
+        return (*output_conditions(problem), *input_conditions(problem), *residual, *_NORM)
+
     def accepts(self, problem: RowwiseProblem) -> Claim | Refusal:
         """Accept an RMS norm over the last axis with float32 statistics."""
-        op = problem.op
-        assert isinstance(op, RmsNorm), "it covers no other op"
-        refusal = (
-            check_output(problem)
-            or check_source(op.x, op.x_params, "input")
-            or check_residual(op)
-            or check_types(op.norm)
-            or check_vectors(problem, op.weight)
-            or _check_rounding(op)
-        )
         # One statistic: the mean of squares.
-        return refusal or problem.claim(statistics=1)
+        return hold(self.conditions(problem), problem) or problem.claim(statistics=1)
 
     def emit(self, problem: RowwiseProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call."""
@@ -73,8 +72,26 @@ class RmsNormQuantized(RowwiseKernel):
         return problem.results(call, rw)
 
 
-def _check_rounding(op: RmsNorm) -> Refusal | None:
+def _norm(problem: RowwiseProblem) -> RmsNorm:
+    assert isinstance(problem.op, RmsNorm), "it covers no other op"
+    return problem.op
+
+
+def _check_axes(problem: RowwiseProblem) -> Refusal | None:
+    return check_axes(_norm(problem).norm)
+
+
+def _check_types(problem: RowwiseProblem) -> Refusal | None:
+    return check_types(_norm(problem).norm)
+
+
+def _check_weight(problem: RowwiseProblem) -> Refusal | None:
+    return check_vectors(problem, _norm(problem).weight)
+
+
+def _check_rounding(problem: RowwiseProblem) -> Refusal | None:
     """Refuse a norm that rounds to another dtype than its result's after the weight."""
+    op = _norm(problem)
     norm = op.norm
     # The kernel multiplies by the weight in float32 and rounds once,
     # to the dtype of the result. In the source, a bfloat16 value times
@@ -87,3 +104,11 @@ def _check_rounding(op: RmsNorm) -> Refusal | None:
     if scaled not in {norm.out, torch.float32}:
         return Refusal(f"it rounds to {dtype_name(scaled)} and then to {dtype_name(norm.out)}")
     return None
+
+
+_NORM: tuple[Condition[RowwiseProblem], ...] = (
+    Condition("it is over the last axis", _check_axes),
+    Condition("it computes in float32", _check_types),
+    Condition("its weight has one float per column", _check_weight),
+    Condition("it rounds once, to the dtype of its result", _check_rounding),
+)

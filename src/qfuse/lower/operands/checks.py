@@ -54,9 +54,11 @@ def check_qparams(
     A source that dequantizes in bfloat16 rounds every value; a kernel does not, which is closer to
     the exact result. float16 is refused, since there the source may also overflow.
     """
-    refusal = check_scales(params, name, computes)
-    if refusal is not None:
-        return refusal
+    return check_scales(params, name, computes) or check_integer_zero_point(params, name)
+
+
+def check_integer_zero_point(params: QuantParams, name: str) -> Refusal | None:
+    """Refuse zero points that are floats."""
     if params.spec.domain is ZeroPointDomain.FLOAT_OFFSET:
         return Refusal(f"the {name}'s zero point is a float offset")
     zero = params.zero_point
@@ -145,27 +147,19 @@ def typed(node: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     return rw.call(torch.ops.aten._to_copy.default, node, dtype=dtype)
 
 
-def check_constant_integers(weight: Node, params: QuantParams) -> Refusal | None:
-    """Refuse weights of floats, and weights or parameters that are not constants."""
-    return check_constant_weight(weight, params, ())
-
-
-def check_constant_weight(
-    weight: Node, params: QuantParams, floats: Collection[torch.dtype]
-) -> Refusal | None:
-    """Refuse weights of other floats, and weights or parameters that are not constants.
-
-    Args:
-        weight: The weight.
-        params: Its parameters.
-        floats: The float dtypes that the kernel knows.
-    """
+def check_stored_weight(params: QuantParams, floats: Collection[torch.dtype]) -> Refusal | None:
+    """Refuse weights of other floats than ``floats``, and zero points of floats."""
     spec = params.spec
     if spec.dtype.is_floating_point:
         if spec.dtype not in floats or spec.element is not Element.WHOLE:
             return Refusal(f"the weight is stored as {stored_name_of(spec)}")
         if params.zero_point is not None:
             return Refusal(f"the weight is stored as {spec.dtype} and has a zero point")
+    return None
+
+
+def check_constant_weight(weight: Node, params: QuantParams) -> Refusal | None:
+    """Refuse weights or parameters that are not constants."""
     if any(constant_of(part) is None for part in (weight, *params.tensors)):
         return Refusal("the weight or its parameters are computed at run time")
     return None
@@ -218,18 +212,6 @@ def stored_zero(zero: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
     if inside or constant_value(zero) is not None:
         return wide
     return rw.call(torch.ops.aten.clamp.default, wide, low, high)
-
-
-def check_activation(problem: ProductProblem) -> Refusal | None:
-    """Refuse activations that are not 8-bit integers; the granularity is checked by the caller."""
-    params = problem.fused.x_params
-    if params is None:
-        return Refusal("the activation is not quantized")
-    if params.spec.dtype not in BYTES:
-        return Refusal(f"the activation is stored as {params.spec.dtype}")
-    if problem.float_dtype not in FLOATS:
-        return Refusal(f"the product is computed in {dtype_name(problem.float_dtype)}")
-    return check_qparams(params, "activation") or check_zero_point(params, "activation")
 
 
 def takes_output(fused: FusedProduct) -> bool:

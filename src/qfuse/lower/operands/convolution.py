@@ -16,6 +16,7 @@ from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_strides
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
+from qfuse.lower.problems.conditions import refusal_in
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Node, Rewriter, aten
 
@@ -37,8 +38,7 @@ def check_per_tensor(problem: ConvolutionProblem) -> Refusal | None:
 def check_channels(problem: ConvolutionProblem) -> Refusal | None:
     """Refuse weights that are scaled neither per tensor nor per output channel."""
     fused = problem.fused
-    if fused.weight_params is None:
-        return Refusal("the weight is not quantized")
+    assert fused.weight_params is not None, "checked before"
     if is_per_channel(problem):
         return None
     if _is_alone(problem, fused.weight_params.spec.block, outputs=False):
@@ -85,6 +85,11 @@ def groups_per_channel(problem: ConvolutionProblem) -> int | Refusal:
         return refusal
     groups = channels // size
     return groups if groups == 1 or size % GROUP_MULTIPLE == 0 else refusal
+
+
+def check_channel_groups(problem: ConvolutionProblem) -> Refusal | None:
+    """Refuse weights whose scales are neither per output channel nor in groups of inputs."""
+    return refusal_in(groups_per_channel(problem))
 
 
 def by_channel(problem: ConvolutionProblem, values: torch.Tensor) -> torch.Tensor:

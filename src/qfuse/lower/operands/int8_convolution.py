@@ -12,10 +12,6 @@ from torch.fx.node import Argument
 from qfuse.cost.sizes import at_points
 from qfuse.cost.work import ComputeKind, Work, WorkRange
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import (
-    check_activation,
-    check_bias,
-)
 from qfuse.lower.operands.convolution import (
     channel_vector,
     check_channels,
@@ -26,12 +22,25 @@ from qfuse.lower.operands.epilogue import (
     kernel_epilogue,
 )
 from qfuse.lower.operands.int8_kernel import Int8Kernel
-from qfuse.lower.operands.int8_weight import check_int8_weight
+from qfuse.lower.operands.int8_weight import INT8_WEIGHT
 from qfuse.lower.operands.packing import Packed
+from qfuse.lower.operands.product_conditions import ACTIVATION, BIAS, WEIGHT_QUANTIZED
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.lower.problems.span import CONVOLUTION, Span
 from qfuse.rewrite.prelude import Node, Rewriter
+
+_ACTIVATION: tuple[Condition[ConvolutionProblem], ...] = (
+    *ACTIVATION,
+    Condition("the activation has one scale", check_per_tensor),
+)
+
+_CHANNELS: tuple[Condition[ConvolutionProblem], ...] = (
+    WEIGHT_QUANTIZED,
+    Condition("the weight has one scale, or one per output channel", check_channels),
+    *INT8_WEIGHT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +49,19 @@ class Int8Convolution(Int8Kernel):
 
     covers: ClassVar[tuple[Span, ...]] = (CONVOLUTION,)
 
+    @property
     @abstractmethod
-    def check(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Refuse geometries that the kernel does not support."""
+    def on_geometry(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """The conditions on the geometry."""
 
     @abstractmethod
     def geometry(self, problem: ConvolutionProblem) -> list[Argument]:
         """Return the arguments between the bias and the epilogue's operands."""
 
+    @property
     @abstractmethod
-    def check_weight(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Refuse weights that the kernel does not support."""
+    def on_weight(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """The conditions on the weight."""
 
     @abstractmethod
     def weight_arguments(self, problem: ConvolutionProblem, rw: Rewriter) -> list[Argument]:
@@ -60,15 +71,14 @@ class Int8Convolution(Int8Kernel):
         """Return the products per output element that its time is predicted by."""
         return problem.k
 
+    def conditions(self, problem: ConvolutionProblem) -> Conditions:
+        """Return those on the operands, and on the geometry."""
+        del problem
+        return (*_ACTIVATION, *self.on_weight, BIAS, *self.on_geometry)
+
     def accepts(self, problem: ConvolutionProblem) -> Claim | Refusal:
         """Accept the convolution with the leading epilogue ops that the kernel knows."""
-        refusal = (
-            check_activation(problem)
-            or check_per_tensor(problem)
-            or self.check_weight(problem)
-            or check_bias(problem)
-            or self.check(problem)
-        )
+        refusal = hold(self.conditions(problem), problem)
         return refusal or self.claim(problem, partial(self._work, problem))
 
     def emit(self, problem: ConvolutionProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
@@ -106,9 +116,10 @@ class ChannelConvolution(Int8Convolution):
     def pack(self, problem: ConvolutionProblem) -> Packed:
         """Pack the weight."""
 
-    def check_weight(self, problem: ConvolutionProblem) -> Refusal | None:
-        """Refuse other scales, and weights that are not constant 8-bit integers."""
-        return check_channels(problem) or check_int8_weight(problem)
+    @property
+    def on_weight(self) -> tuple[Condition[ConvolutionProblem], ...]:
+        """Constant 8-bit integers with one scale, or one per output channel."""
+        return _CHANNELS
 
     def weight_arguments(self, problem: ConvolutionProblem, rw: Rewriter) -> list[Argument]:
         """Emit the packed weight, its sums, scales and zero points."""

@@ -23,11 +23,14 @@ from qfuse.lower.operands.epilogue import (
     kernel_epilogue,
 )
 from qfuse.lower.operands.int8_kernel import Int8Kernel
-from qfuse.lower.operands.rowwise import check_output, rowwise_output_args
+from qfuse.lower.operands.rowwise import rowwise_output_args
+from qfuse.lower.operands.rowwise_conditions import output_conditions
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold, on
 from qfuse.lower.problems.epilogue_text import KernelEpilogue
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
+from qfuse.lower.problems.rowwise import RowwiseProblem
 from qfuse.lower.problems.span import LINEAR, LINEAR_ROWWISE, Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
@@ -50,9 +53,10 @@ class Int8Linear(Int8Kernel):
     def weight_bits(self) -> int:
         """Bits per weight."""
 
+    @property
     @abstractmethod
-    def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse unsupported operands; epilogue and output are checked by the caller."""
+    def requires(self) -> tuple[Condition[LinearProblem], ...]:
+        """The conditions on the operands; those on an epilogue and output of rows are added."""
 
     @abstractmethod
     def weight_operands(
@@ -70,20 +74,27 @@ class Int8Linear(Int8Kernel):
         """Return the input features, plus overhead in units of one feature."""
         return problem.k
 
+    def conditions(self, problem: LinearProblem | LinearRowwiseProblem) -> Conditions:
+        """Return those on the operands, and those on the output of a fused rowwise op."""
+        if not isinstance(problem, LinearRowwiseProblem):
+            return self.requires
+        both = on(_linear_of, (*self.requires, _EPILOGUE))
+        if problem.rows is None or is_stored_at_once(problem):
+            return both
+        return (*both, *on(_rows_of, output_conditions(problem.rows)))
+
     def accepts(self, problem: LinearProblem | LinearRowwiseProblem) -> Claim | Refusal:
         """Accept the linear with its leading epilogue ops, or with the following rowwise op."""
+        refusal = hold(self.conditions(problem), problem)
+        if refusal is not None:
+            return refusal
         if isinstance(problem, LinearRowwiseProblem):
-            both = problem.problem
-            refusal = (
-                self.check(both) or check_epilogue_operands(both) or check_rowwise_output(problem)
-            )
-            if refusal is not None:
-                return refusal
-            work = linear_rowwise_work(problem, self.depth(both), self.weight_bits)
+            depth = self.depth(problem.problem)
+            work = linear_rowwise_work(problem, depth, self.weight_bits)
             # No steps are counted: the text of the problem has
             # those of both ops, and none may be left over.
             return Claim(0, problem.rows is not None, work, _ONE_PASS)
-        return self.check(problem) or self.claim(problem, partial(self._work, problem))
+        return self.claim(problem, partial(self._work, problem))
 
     def emit(
         self, problem: LinearProblem | LinearRowwiseProblem, claim: Claim, rw: Rewriter
@@ -123,11 +134,18 @@ class Int8Linear(Int8Kernel):
         return [linear_work(problem.rows, depth, problem.n, bits, ComputeKind.INT8)]
 
 
-def check_rowwise_output(problem: LinearRowwiseProblem) -> Refusal | None:
-    """Refuse output quantization of rows that no kernel supports."""
-    if problem.rows is None or is_stored_at_once(problem):
-        return None
-    return check_output(problem.rows)
+def _linear_of(problem: LinearRowwiseProblem) -> LinearProblem:
+    return problem.problem
+
+
+def _rows_of(problem: LinearRowwiseProblem) -> RowwiseProblem:
+    assert problem.rows is not None, "its result is quantized"
+    return problem.rows
+
+
+_EPILOGUE: Condition[LinearProblem] = Condition(
+    "the operands of the epilogue are floats of at most 32 bits", check_epilogue_operands
+)
 
 
 def is_stored_at_once(problem: LinearRowwiseProblem) -> bool:

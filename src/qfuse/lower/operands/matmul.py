@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from qfuse.cost.sizes import SizeRange, at_points
 from qfuse.cost.work import ComputeKind, Work, WorkRange
-from qfuse.ir.dtypes import BYTES, FLOATS
+from qfuse.ir.dtypes import BYTES
 from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.element import Element
-from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import Size, is_row_major, same_size
-from qfuse.lower.operands.checks import check_qparams, check_zero_point, stored_name_of
+from qfuse.lower.operands.checks import stored_name_of
+from qfuse.lower.operands.product_conditions import COMPUTED_IN_FLOAT, parameter_conditions
+from qfuse.lower.problems.conditions import Condition, on
 from qfuse.lower.problems.matmul import MatmulProblem
 
 _COLUMNS, _ROWS = -1, -2
@@ -24,37 +26,87 @@ _PACKING_PASSES = 4
 _PACKING_CALLS = 3
 
 
-def check_matmul(problem: MatmulProblem) -> Refusal | None:
-    """Refuse operands that the kernel does not read."""
-    fused = problem.fused
-    if problem.float_dtype not in FLOATS:
-        return Refusal(f"the product is computed in {dtype_name(problem.float_dtype)}")
-    if not is_row_major(tensor_of(fused.node)):
-        return Refusal("the result is not contiguous")
-    return _check_operand(
-        "left operand", fused.x_params, shape_of(fused.x), _COLUMNS
-    ) or _check_operand("right operand", fused.other_params, shape_of(fused.other), _ROWS)
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """An operand: its parameters, its shape, and the axis that is summed."""
+
+    params: QuantParams | None
+    shape: Sequence[Size]
+    summed: int
+
+    @property
+    def given(self) -> QuantParams:
+        """The parameters of a quantized operand."""
+        assert self.params is not None, "checked before"
+        return self.params
 
 
-def _check_operand(
-    name: str, params: QuantParams | None, shape: Sequence[Size], summed: int
-) -> Refusal | None:
-    """Refuse an operand that is not 8-bit integers with scales outside of the axis ``summed``."""
-    if params is None:
-        return Refusal(f"the {name} is not quantized")
-    spec = params.spec
-    if spec.dtype not in BYTES or spec.element is not Element.WHOLE:
-        return Refusal(f"the {name} is stored as {stored_name_of(spec)}")
-    if not covers(spec.block[summed], shape[summed]):
-        text = (
-            f"the {name} is scaled in blocks of {spec.block_text()}, along the axis that is summed"
-        )
-        return Refusal(text)
+def _left(problem: MatmulProblem) -> _Operand:
+    return _Operand(problem.fused.x_params, shape_of(problem.fused.x), _COLUMNS)
+
+
+def _right(problem: MatmulProblem) -> _Operand:
+    return _Operand(problem.fused.other_params, shape_of(problem.fused.other), _ROWS)
+
+
+def _given(operand: _Operand) -> QuantParams:
+    return operand.given
+
+
+def _operand_conditions(name: str) -> tuple[Condition[_Operand], ...]:
+    """Return the conditions of 8-bit integers with scales outside of the axis that is summed."""
+    return (
+        Condition(f"the {name} is quantized", lambda one: _check_quantized(one, name)),
+        Condition(f"the {name} has 8 bits", lambda one: _check_stored(one, name)),
+        Condition(
+            f"no scale of the {name} differs within a sum", lambda one: _check_summed(one, name)
+        ),
+        Condition(f"the scales of the {name} broadcast", lambda one: _check_blocks(one, name)),
+        *on(_given, parameter_conditions(name)),
+    )
+
+
+def _check_quantized(operand: _Operand, name: str) -> Refusal | None:
+    return Refusal(f"the {name} is not quantized") if operand.params is None else None
+
+
+def _check_stored(operand: _Operand, name: str) -> Refusal | None:
+    spec = operand.given.spec
+    if spec.dtype in BYTES and spec.element is Element.WHOLE:
+        return None
+    return Refusal(f"the {name} is stored as {stored_name_of(spec)}")
+
+
+def _check_summed(operand: _Operand, name: str) -> Refusal | None:
+    spec = operand.given.spec
+    if covers(spec.block[operand.summed], operand.shape[operand.summed]):
+        return None
+    text = f"the {name} is scaled in blocks of {spec.block_text()}, along the axis that is summed"
+    return Refusal(text)
+
+
+def _check_blocks(operand: _Operand, name: str) -> Refusal | None:
+    spec = operand.given.spec
     # The kernel broadcasts scales: along each axis there is one, or one per index.
-    sizes = zip(spec.block, shape, strict=True)
-    if not all(b == 1 or covers(b, size) or same_size(size, 1) for b, size in sizes):
-        return Refusal(f"the {name} is scaled in blocks of {spec.block_text()}")
-    return check_qparams(params, name) or check_zero_point(params, name)
+    sizes = zip(spec.block, operand.shape, strict=True)
+    if all(b == 1 or covers(b, size) or same_size(size, 1) for b, size in sizes):
+        return None
+    return Refusal(f"the {name} is scaled in blocks of {spec.block_text()}")
+
+
+def _check_result(problem: MatmulProblem) -> Refusal | None:
+    if is_row_major(tensor_of(problem.fused.node)):
+        return None
+    return Refusal("the result is not contiguous")
+
+
+MATMUL_CONDITIONS: tuple[Condition[MatmulProblem], ...] = (
+    COMPUTED_IN_FLOAT,
+    Condition("the result is contiguous", _check_result),
+    *on(_left, _operand_conditions("left operand")),
+    *on(_right, _operand_conditions("right operand")),
+)
+"""The kernel reads both operands."""
 
 
 def int8_work(problem: MatmulProblem, out_bits: int) -> list[WorkRange]:

@@ -14,10 +14,12 @@ from qfuse.cost.work import ComputeKind
 from qfuse.ir.dtypes import FLOAT8
 from qfuse.ir.ops import library as ops
 from qfuse.ir.refusal import Refusal
-from qfuse.lower.operands.checks import check_constant_weight
+from qfuse.lower.operands.checks import check_stored_weight
 from qfuse.lower.operands.epilogue import claimed_dtype, epilogue_operands, kernel_epilogue
 from qfuse.lower.operands.own_kernel import PackingKernel
+from qfuse.lower.operands.product_conditions import WEIGHT_CONSTANT, WEIGHT_QUANTIZED, weight_params
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition
 from qfuse.lower.problems.product import WeightedProblem
 from qfuse.rewrite.prelude import Rewriter
 
@@ -90,27 +92,51 @@ class WeightOnlyKernel(PackingKernel):
         ]
 
 
-def check_operands(
-    problem: WeightedProblem, op: str, floats: Collection[torch.dtype]
-) -> Refusal | None:
-    """Refuse activations of integers, unsupported dtypes, and weights that are not constants.
+def _check_float(problem: WeightedProblem) -> Refusal | None:
+    given = problem.fused.x_params
+    # No kernel multiplies activations of float8 as they are.
+    if problem.in_float or given is None or given.spec.dtype in FLOAT8:
+        return None
+    return Refusal("the activation is quantized")
+
+
+def _check_rounding(problem: WeightedProblem) -> Refusal | None:
+    compute = weight_params(problem).spec.arithmetic.compute
+    # Kernels do not round weights to bfloat16; in a float32 product that is visible.
+    if compute is torch.bfloat16 and problem.float_dtype is torch.float32:
+        return Refusal("the weight is dequantized in bfloat16 and multiplied in float32")
+    return None
+
+
+_FLOAT: Condition[WeightedProblem] = Condition("the activation is not quantized", _check_float)
+_ROUNDING: Condition[WeightedProblem] = Condition(
+    "the weight is not rounded to bfloat16 before a float32 product", _check_rounding
+)
+
+
+def operand_conditions(
+    op: str, floats: Collection[torch.dtype]
+) -> tuple[Condition[WeightedProblem], ...]:
+    """Return the conditions on the activation, on dtypes, and on a weight that is constant.
 
     Args:
-        problem: The product.
-        op: What it is called in a reason.
+        op: What the product is called in a reason.
         floats: The float dtypes of weights that the kernel knows.
     """
-    fused = problem.fused
-    params, given = fused.weight_params, fused.x_params
-    # No kernel multiplies activations of float8 as they are.
-    opened = problem.in_float or given is None or given.spec.dtype in FLOAT8
-    if not opened:
-        return Refusal("the activation is quantized")
-    if problem.float_dtype not in COMPUTE_KINDS:
+
+    def check_computed(problem: WeightedProblem) -> Refusal | None:
+        if problem.float_dtype in COMPUTE_KINDS:
+            return None
         return Refusal(f"the {op} computes in {problem.float_dtype}")
-    if params is None:
-        return Refusal("the weight is not quantized")
-    # Kernels do not round weights to bfloat16; in a float32 product that is visible.
-    if params.spec.arithmetic.compute is torch.bfloat16 and problem.float_dtype is torch.float32:
-        return Refusal("the weight is dequantized in bfloat16 and multiplied in float32")
-    return check_constant_weight(fused.weight, params, floats)
+
+    return (
+        _FLOAT,
+        Condition("kernels compute in the dtype of the product", check_computed),
+        WEIGHT_QUANTIZED,
+        _ROUNDING,
+        Condition(
+            "kernels know how the weight is stored",
+            lambda problem: check_stored_weight(weight_params(problem), floats),
+        ),
+        WEIGHT_CONSTANT,
+    )

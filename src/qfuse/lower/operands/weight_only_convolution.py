@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -19,13 +18,11 @@ from qfuse.ir.ops.views import QuantParams
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels import pack_groups, pack_transposed_values, pack_values
 from qfuse.lower.operands.checks import (
-    check_bias,
-    check_qparams,
-    check_zero_point,
     float_bias,
 )
 from qfuse.lower.operands.convolution import (
     by_channel,
+    check_channel_groups,
     groups_per_channel,
     settings_of,
     with_strides_of,
@@ -35,19 +32,32 @@ from qfuse.lower.operands.epilogue import (
     loops_behind,
 )
 from qfuse.lower.operands.packing import least_value
+from qfuse.lower.operands.product_conditions import (
+    BIAS,
+    parameter_conditions,
+    weight_of,
+    weight_params,
+)
 from qfuse.lower.operands.weight_only import (
     COMPUTE_KINDS,
     WeightOnlyKernel,
     WeightOnlyOperand,
-    check_operands,
+    operand_conditions,
 )
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold, on
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.lower.problems.span import CONVOLUTION, Span
 from qfuse.rewrite.prelude import Node, Rewriter
 
 _IMPLIED = {4: 8, 8: 0}
 """The zero point that the kernels assume if they are given none, by bits."""
+
+
+_PARAMETERS: tuple[Condition[ConvolutionProblem], ...] = (
+    Condition("kernels know the granularity of the weight", check_channel_groups),
+    *on(weight_params, parameter_conditions("weight")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +88,21 @@ class WeightOnlyConvolution(WeightOnlyKernel):
 
     covers: ClassVar[tuple[Span, ...]] = (CONVOLUTION,)
 
+    @property
     @abstractmethod
-    def check(self, stored: torch.Tensor) -> Refusal | None:
-        """Refuse weights that do not fit the packed format."""
+    def fits(self) -> Condition[ConvolutionProblem]:
+        """The condition on a weight that fits the packed format."""
+
+    def conditions(self, problem: ConvolutionProblem) -> Conditions:
+        """Return those on the operands."""
+        del problem
+        zero_points = Condition("the zero points of the codes fit them", self._check_zero_points)
+        operands = operand_conditions("convolution", self.floats)
+        return (*operands, *_PARAMETERS, BIAS, self.fits, zero_points)
 
     def accepts(self, problem: ConvolutionProblem) -> Claim | Refusal:
         """Accept float activations, and integers with scales per output channel or in groups."""
-        refusal = _check_convolution(problem, self.floats)
-        if refusal is not None:
-            return refusal
-        stored = problem.weight
-        assert stored is not None, "it is a constant"
-        refusal = self.check(stored) or self._check_zero_points(problem, stored)
+        refusal = hold(self.conditions(problem), problem)
         if refusal is not None:
             return refusal
         steps = covered_ops(problem)
@@ -144,10 +157,8 @@ class WeightOnlyConvolution(WeightOnlyKernel):
         whole = torch.zeros(grid, dtype=torch.int32) if zero is None else zero.to(torch.int32)
         return whole - least_value(stored, params.spec, self.bits)
 
-    def _check_zero_points(
-        self, problem: ConvolutionProblem, stored: torch.Tensor
-    ) -> Refusal | None:
-        zero = self._zero_points(problem, stored)
+    def _check_zero_points(self, problem: ConvolutionProblem) -> Refusal | None:
+        zero = self._zero_points(problem, weight_of(problem))
         low, high = (0, 15) if self.bits == 4 else (-128, 127)  # noqa: PLR2004
         if zero.numel() == 0 or low <= int(zero.min()) <= int(zero.max()) <= high:
             return None
@@ -172,22 +183,6 @@ class WeightOnlyConvolution(WeightOnlyKernel):
             )
 
         return at_points(build, problem.rows, problem.elements)
-
-
-def _check_convolution(
-    problem: ConvolutionProblem, floats: Collection[torch.dtype]
-) -> Refusal | None:
-    """Refuse convolutions that no weight-only kernel supports, whatever the bits of its values."""
-    refusal = check_operands(problem, "convolution", floats)
-    if refusal is not None:
-        return refusal
-    groups, params = groups_per_channel(problem), problem.fused.weight_params
-    if isinstance(groups, Refusal):
-        return groups
-    assert params is not None, "checked before"
-    return (
-        check_qparams(params, "weight") or check_zero_point(params, "weight") or check_bias(problem)
-    )
 
 
 def _layout(problem: ConvolutionProblem) -> Matrix | PhaseMatrices:

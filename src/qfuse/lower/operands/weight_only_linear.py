@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -21,10 +20,7 @@ from qfuse.kernels import pack_groups
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.operands.checks import (
     COMPUTES,
-    check_bias,
-    check_qparams,
     check_scales,
-    check_zero_point,
     float_bias,
 )
 from qfuse.lower.operands.epilogue import (
@@ -38,14 +34,22 @@ from qfuse.lower.operands.groups import (
     group_zero_points,
     middle_of,
 )
+from qfuse.lower.operands.linear_conditions import SCALED_GROUPS
 from qfuse.lower.operands.packing import least_value
+from qfuse.lower.operands.product_conditions import (
+    BIAS,
+    weight_of,
+    weight_params,
+    zero_point_conditions,
+)
 from qfuse.lower.operands.weight_only import (
     COMPUTE_KINDS,
     WeightOnlyKernel,
     WeightOnlyOperand,
-    check_operands,
+    operand_conditions,
 )
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Condition, Conditions, hold, on
 from qfuse.lower.problems.linear import LinearProblem
 from qfuse.lower.problems.span import LINEAR, Span
 from qfuse.rewrite.prelude import Node, Rewriter
@@ -57,17 +61,22 @@ class WeightOnlyLinear(WeightOnlyKernel):
 
     covers: ClassVar[tuple[Span, ...]] = (LINEAR,)
 
+    @property
     @abstractmethod
-    def check(self, problem: LinearProblem) -> Refusal | None:
-        """Refuse weights that do not fit the packed format."""
+    def requires(self) -> tuple[Condition[LinearProblem], ...]:
+        """The conditions on a weight that fits the packed format."""
+
+    def conditions(self, problem: LinearProblem) -> Conditions:
+        """Return those on the operands; float offsets have others than integer zero points."""
+        params = problem.fused.weight_params
+        shifted = params is not None and params.spec.domain is ZeroPointDomain.FLOAT_OFFSET
+        known = _OFFSETS if shifted else _INTEGERS
+        operands = operand_conditions("linear", self.floats)
+        return (*operands, SCALED_GROUPS, *known, _RANGE, BIAS, *self.requires)
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Accept float activations, and weights with one scale per group of input features."""
-        return (
-            _check_linear(problem, self.floats)
-            or self.check(problem)
-            or claim_of(problem, self.bits)
-        )
+        return hold(self.conditions(problem), problem) or claim_of(problem, self.bits)
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the call with the packed weight."""
@@ -119,44 +128,37 @@ def zero_points_of(
     return (narrow if torch.equal(narrow.to(torch.int32), zero) else zero), 8 if four else 0
 
 
-def _check_linear(problem: LinearProblem, floats: Collection[torch.dtype]) -> Refusal | None:
-    """Refuse linears that no weight-only kernel supports, whatever the bits of its values."""
-    refusal = check_operands(problem, "linear", floats)
-    return refusal or _check_parameters(problem) or check_bias(problem)
-
-
-def _check_parameters(problem: LinearProblem) -> Refusal | None:
-    params = problem.fused.weight_params
-    assert params is not None, "checked before"
-    groups = group_count(params.spec, problem.k)
-    if isinstance(groups, Refusal):
-        return groups
+def _check_scales(problem: LinearProblem) -> Refusal | None:
     # Only float16 sources: for others, rounding weights to float16 would dominate their noise.
     computes = FLOATS if problem.float_dtype is torch.float16 else COMPUTES
-    if params.spec.domain is not ZeroPointDomain.FLOAT_OFFSET:
-        refusal = check_qparams(params, "weight", computes) or check_zero_point(params, "weight")
-        return refusal or _check_range(problem, params)
+    return check_scales(weight_params(problem), "weight", computes)
+
+
+def _check_middle(problem: LinearProblem) -> Refusal | None:
+    spec = weight_params(problem).spec
     # Offsets count from the middle of the range; kernels subtract
     # it from the values as an integer. For [-128, 126] it is -0.5.
-    if not middle_of(params.spec).is_integer():
-        low, high = params.spec.quant_min, params.spec.quant_max
-        return Refusal(
-            f"the weight's float offsets are relative to a value outside [{low}, {high}]"
-        )
+    if middle_of(spec).is_integer():
+        return None
+    low, high = spec.quant_min, spec.quant_max
+    return Refusal(f"the weight's float offsets are relative to a value outside [{low}, {high}]")
+
+
+def _check_lanes(problem: LinearProblem) -> Refusal | None:
     if problem.k % GROUP_MULTIPLE:
         return Refusal(
             f"the weight has float offsets and {problem.k} input features, kernels need "
             f"multiples of {GROUP_MULTIPLE}"
         )
-    return check_scales(params, "weight", computes) or _check_range(problem, params)
+    return None
 
 
-def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
+def _check_range(problem: LinearProblem) -> Refusal | None:
     """Refuse weights that may overflow float16, which scaling the sums would avoid."""
+    params = weight_params(problem)
     if params.spec.arithmetic.compute is not torch.float16:
         return None
-    stored = problem.weight
-    assert stored is not None, "it is a constant"
+    stored = weight_of(problem)
     if stored.numel() == 0:
         return None
     # In float64, in which the bound itself cannot overflow.
@@ -170,6 +172,20 @@ def _check_range(problem: LinearProblem, params: QuantParams) -> Refusal | None:
     if bool((bound <= torch.finfo(torch.float16).max).all()):
         return None
     return Refusal("the weight may leave the range of float16, which it is dequantized in")
+
+
+_INTEGERS: tuple[Condition[LinearProblem], ...] = (
+    Condition("kernels know the weight's scales", _check_scales),
+    *on(weight_params, zero_point_conditions("weight")),
+)
+_OFFSETS: tuple[Condition[LinearProblem], ...] = (
+    Condition("the middle of the weight's range is an integer", _check_middle),
+    Condition("the input features fill the lanes of float offsets", _check_lanes),
+    Condition("kernels know the weight's scales", _check_scales),
+)
+_RANGE: Condition[LinearProblem] = Condition(
+    "the weight stays in the range of float16", _check_range
+)
 
 
 def claim_of(problem: LinearProblem, bits: int) -> Claim:

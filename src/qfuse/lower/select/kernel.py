@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Conditions
 from qfuse.lower.problems.span import Span
 from qfuse.rewrite.prelude import Node, Rewriter
 from qfuse.targets import Target
@@ -35,3 +36,15 @@ class Kernel(Protocol[P_contra]):
 
     def emit(self, problem: P_contra, claim: Claim, rw: Rewriter) -> Mapping[int, Node]:
         """Emit the call and its packed constants; return the results of the op by index."""
+
+
+@runtime_checkable
+class Conditional(Protocol):
+    """A kernel that declares what it requires, so that reports say how close it came.
+
+    Its ``accepts`` returns what :func:`~qfuse.lower.problems.conditions.hold` says of them. A
+    refusal of a kernel without conditions counts as the first of one.
+    """
+
+    def conditions(self, problem: Any) -> Conditions:
+        """Return the conditions for ``problem`` in the order of their checks."""

@@ -11,12 +11,36 @@ from qfuse.cost.model import CostModel
 from qfuse.cost.times import Seconds
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.problems.claim import Claim
+from qfuse.lower.problems.conditions import Unmet
 from qfuse.lower.problems.problem import Problem
-from qfuse.lower.select.kernel import Kernel
+from qfuse.lower.select.kernel import Conditional, Kernel
 from qfuse.targets.target import Target
 
-Losers = tuple[tuple[str, str], ...]
-"""The alternatives that were not selected, each with the reason."""
+
+@dataclass(frozen=True, slots=True)
+class Loser:
+    """An alternative that was not selected.
+
+    Attributes:
+        name: The name in the report.
+        reason: Why.
+        held: Number of its conditions that hold before the first that does not.
+        conditions: Number of all its conditions; 0 if it has none, such as a rival.
+        failed: The condition that does not hold; "" for an alternative that is slower.
+    """
+
+    name: str
+    reason: str
+    held: int = 0
+    conditions: int = 0
+    failed: str = ""
+
+
+Losers = tuple[Loser, ...]
+"""The alternatives that were not selected."""
+
+TARGET = "the target has the kernel"
+"""The first condition of every kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +116,42 @@ class Asked:
 def ask(problem: Problem, kernels: Sequence[Kernel[Any]], target: Target, cost: CostModel) -> Asked:
     """Ask every kernel that covers ``problem``, and predict the times of those that accept."""
     offers: list[Offer] = []
-    losers: list[tuple[str, str]] = []
+    losers: list[Loser] = []
     for kernel in kernels:
         if problem.span not in kernel.covers:
             continue
-        answer = kernel.supported(target) or kernel.accepts(problem)
+        missing = kernel.supported(target)
+        if isinstance(missing, Refusal):
+            count = _count(kernel, problem)
+            losers.append(Loser(problem.label(kernel.name), missing.reason, 0, count, TARGET))
+            continue
+        answer = kernel.accepts(problem)
         if isinstance(answer, Refusal):
-            losers.append((problem.label(kernel.name), answer.reason))
+            losers.append(_refused(problem.label(kernel.name), answer))
         else:
             seconds = cost.seconds(answer.work)
             offers.append(Offer(kernel, answer, seconds, seconds))
     return Asked(tuple(offers), tuple(losers))
+
+
+def _refused(name: str, answer: Refusal) -> Loser:
+    """Return a kernel that refuses, and how far it came; that the target has it is a condition."""
+    if isinstance(answer, Unmet):
+        count = answer.conditions + 1
+        return Loser(name, answer.reason, answer.held + 1, count, answer.failed)
+    # Which conditions it has is not known.
+    return Loser(name, answer.reason, 0, 1)
+
+
+def _count(kernel: Kernel[Any], problem: Problem) -> int:
+    """Return the number of conditions of a kernel; one that declares none has one."""
+    return 1 + len(kernel.conditions(problem)) if isinstance(kernel, Conditional) else 1
+
+
+def accepting(offer: Offer, problem: Problem, reason: str) -> Loser:
+    """Return a kernel that accepts ``problem``, and was not selected: all conditions hold."""
+    count = _count(offer.kernel, problem)
+    return Loser(problem.label(offer.kernel.name), reason, count, count)
 
 
 def select(asked: Asked, problem: Problem, cost: CostModel, known: Seconds) -> Choice:
@@ -128,7 +177,7 @@ def select(asked: Asked, problem: Problem, cost: CostModel, known: Seconds) -> C
     best = offers[0]
     if problem.has_rival:
         return Choice(best, tuple(losers))
-    losers += [(problem.label(o.kernel.name), _slower(o, best)) for o in offers[1:]]
+    losers += [accepting(o, problem, _slower(o, best)) for o in offers[1:]]
     return Choice(best, tuple(losers))
 
 
@@ -147,11 +196,10 @@ def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
         return choice
     mine, theirs = choice.offer.seconds, rival.seconds
     if mine < theirs:
-        shown = ((rival.name, f"predicted {seconds_text(theirs)}"),) if rival.shown else ()
+        shown = (Loser(rival.name, f"predicted {seconds_text(theirs)}"),) if rival.shown else ()
         return Choice(choice.offer, (*choice.losers, *shown))
     text = f"predicted {seconds_text(mine)}, {rival.name} {seconds_text(theirs)}"
-    losers = (*choice.losers, (problem.label(choice.offer.kernel.name), text))
-    return Choice(None, losers)
+    return Choice(None, (*choice.losers, accepting(choice.offer, problem, text)))
 
 
 def _slower(offer: Offer, best: Offer) -> str:

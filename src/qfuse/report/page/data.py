@@ -269,11 +269,14 @@ def _lowered(event: Lowered) -> _Site:
         status = _CAUSES.get(event.cause, "expanded")
     # Kernels that refuse for one reason come in one line.
     refused: dict[str, list[str]] = {}
-    for name, reason in event.losers:
-        refused.setdefault(reason, []).append(name)
+    lost = event.lost if event.cause is None else event.nearest
+    for one, reason in lost:
+        refused.setdefault(reason, []).append(one.kernel if event.cause is None else one.label)
     losers = "\n".join(f"{', '.join(names)}: {reason}" for reason, names in refused.items())
     # Why others lost is no reason for the kernel that runs.
     why = event.why if status == "kernel" else event.why or losers.partition("\n")[0]
+    if event.cause not in {None, ExpandCause.PROFIT} and event.why and event.losers:
+        why = f"{event.why}; closest, {event.closest}"
     place, kernel = event.place, event.kernel
     return _Site(status, place, event.what, kernel, why, event.predicted, losers=losers)
 
