@@ -12,6 +12,7 @@ from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
 from qfuse.normalize.aten.int_matmul.layers import FuseIntLayer
 from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.drop_batch_expand import DropBatchExpand
+from qfuse.normalize.aten.linear.left_weight import SwapWeight
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
 from qfuse.normalize.aten.operands.cast_operand import DequantizeCastOperand
@@ -61,6 +62,7 @@ def normalize(
             FuseIntProduct(),
             FuseIntLayer(),
             DequantizeCast(),
+            SwapWeight(),
             FoldStored(),
             SpellMatmul(),
             DequantizeOperand(),

@@ -25,6 +25,7 @@ from tests.report.advice.models import (
     in_parts,
     integers,
     linear,
+    of_batch,
     one_linear,
     per_feature,
     quantized,
@@ -197,8 +198,8 @@ CASES = (
     _case(
         "weight-on-the-right",
         MissCode.PATTERN,
-        lambda m, x: torch.matmul(by_hand(m), x.mT),
-        lambda m, x: F.linear(x, by_hand(m)).mT,
+        lambda m, x: torch.bmm(of_batch(m), x.view(4, 16, SIZE).mT),
+        lambda m, x: torch.bmm(x.view(4, 16, SIZE), of_batch(m).mT).mT,
     ),
     _case(
         "einsum-as-linear",

@@ -41,7 +41,7 @@ _QUANTIZED = (
     ),
     Advice(
         "weight-on-the-right",
-        "transpose the activation: torch.nn.functional.linear(x.mT, weight).mT",
+        "multiply from the right: torch.bmm(x.mT, weights.mT).mT",
         (MissCode.PATTERN,),
         "the left operand is a constant, this op multiplies two activations",
     ),
