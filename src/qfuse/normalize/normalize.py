@@ -17,6 +17,7 @@ from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
 from qfuse.normalize.aten.operands.cast_operand import DequantizeCastOperand
 from qfuse.normalize.aten.operands.dequantize_operand import DequantizeOperand
+from qfuse.normalize.aten.operands.lift_above_scale import LiftAboveScale
 from qfuse.normalize.aten.operands.scaled_operand import DequantizeScaledOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.builtin import ATEN, BUILTIN
@@ -65,6 +66,7 @@ def normalize(
             SwapWeight(),
             FoldStored(),
             SpellMatmul(),
+            LiftAboveScale(),
             DequantizeOperand(),
             DequantizeScaledOperand(),
             DequantizeCastOperand(),

@@ -145,6 +145,19 @@ _WRITTEN_OUT = (
         "the zero point is subtracted behind the scale",
     ),
     Advice(
+        "relu-before-scale",
+        "if that is positive, apply it before: torch.relu(q.float()) * scale",
+        (MissCode.RANGE,),
+        "the sign of the scale is not known, so the ReLU stays behind it",
+    ),
+    Advice(
+        "mask-by-fill",
+        "if it is a mask of zeros and ones: x.masked_fill(mask == 0, 0)",
+        (MissCode.SHAPE,),
+        "has one entry per element, so it is only a factor",
+        "dequantize-(scaled-)?operand",
+    ),
+    Advice(
         "activation-in-8-bits",
         "pass it as int8 or uint8, or clamp it: torch.clamp(q, -128, 127)",
         (MissCode.RANGE,),
@@ -263,15 +276,15 @@ _KERNELS = (
     Advice(
         "activation-scale-per-tensor",
         "give the activation one scale for all of it: x.abs().amax()",
-        (MissCode.NO_KERNEL,),
-        "the activation is scaled in blocks of .*, not per tensor",
-        "convolution",
+        (MissCode.NO_KERNEL, MissCode.GRANULARITY),
+        "the activation is scaled in blocks of .*, not per tensor|and a convolution reads one",
+        "convolution|dequantize-scaled-operand",
     ),
     Advice(
         "activation-scale-per-row",
         "give the activation one scale for all of it, or one per row",
         (MissCode.NO_KERNEL, MissCode.GRANULARITY),
-        "the activation is scaled in blocks|its scales have one entry per element together",
+        "the activation is scaled in blocks|its scales have one entry per element together; ",
     ),
     Advice(
         "activation-of-8-bits",

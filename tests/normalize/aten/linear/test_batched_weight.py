@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -94,9 +96,8 @@ def test_quantized_activations() -> None:
     close(done(x), source(x), NOISE[torch.float32])
 
 
-VIEWS: dict[
-    str, tuple[tuple[int, ...], tuple[int, ...], Callable[[torch.Tensor], torch.Tensor]]
-] = {
+View = Callable[[torch.Tensor], torch.Tensor]
+VIEWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], View]] = {
     "scales of rows": ((E * N, K), (E * N, 1), lambda w: w.view(E, N, K).mT),
     "scales of columns": ((E * K, N), (1, N), lambda w: w.view(E, K, N)),
     "scales of groups": ((E * K, N), (E * K, 1), lambda w: w.view(E, K, N)),

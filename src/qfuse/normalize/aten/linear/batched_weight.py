@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -79,8 +79,8 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
     order, so this is rounding.
 
     Refuses: weights that are not constant, or not scaled before the product; scales shared by some
-    weights, or of two levels, or not on a grid behind a view; many weights, and small ones, whose calls would cost more than they
-    save.
+    weights, or of two levels, or not on a grid behind a view; many weights, and small ones, whose
+    calls would cost more than they save.
     """
 
     name = "expand-batched-weight"
@@ -103,9 +103,8 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
             return Miss(MissCode.NOT_CONSTANT, made.q, text, progress=0)
         if made.params.spec.outer is not None:
             return _refuse_blocks(node, made.params.spec)
-        site = _moved(
-            node, x, BatchedWeightSite(node, x, *home, *params, made.params.spec), movements
-        )
+        stored = BatchedWeightSite(node, x, *home, *params, made.params.spec)
+        site = _moved(stored, movements)
         if isinstance(site, Miss):
             return site
         return _refuse(node, x, site.spec, site.q) or site
@@ -129,9 +128,7 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         rw.replace(site.node, rw.call(aten.stack.default, results))
 
 
-def _moved(
-    node: Node, x: Node, site: BatchedWeightSite, movements: Sequence[Movement]
-) -> BatchedWeightSite | Miss:
+def _moved(site: BatchedWeightSite, movements: Sequence[Movement]) -> BatchedWeightSite | Miss:
     """Move weights and their parameters as they are moved behind the dequantize."""
     mover = TensorMover()
     for movement in reversed(movements):
@@ -141,9 +138,8 @@ def _moved(
             return Miss(MissCode.GRANULARITY, movement.node, text, moved.reason, progress=3)
         q, scale = movement.apply(mover, site.q), moved.apply(mover, site.scale)
         zero = None if site.zero_point is None else moved.apply(mover, site.zero_point)
-        site = BatchedWeightSite(
-            node, x, site.home, q, scale, zero, site.spec.with_block(moved.block)
-        )
+        spec = site.spec.with_block(moved.block)
+        site = replace(site, q=q, scale=scale, zero_point=zero, spec=spec)
     return site
 
 

@@ -27,6 +27,7 @@ from qfuse.normalize.aten.operands.factors import (
     total_scale,
     wide_values,
 )
+from qfuse.normalize.aten.operands.lift_above_scale import LiftAboveScale
 from qfuse.normalize.aten.operands.products import operands_of, replace_operand
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor
 from qfuse.normalize.match.broadcast import block_of
@@ -48,6 +49,8 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
+
+_LIFT = LiftAboveScale()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +93,9 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
         w -> dequantize -------------------------------+-> linear
 
     The activation of a linear or convolution with a quantized weight, or an operand of a product of
-    two quantized activations. Scales are computed in float32, whatever dtype the values have.
-    Applied when all other quantization has been found, and for products alone: others compute what
-    is written.
+    two quantized activations. The first scale of a layer's activation may be that of a dequantize.
+    Scales are computed in float32, whatever dtype the values have. Applied when all other
+    quantization has been found, and for products alone: others compute what is written.
 
     Rounding: the scales are multiplied first, and a divisor is a factor that is rounded.
 
@@ -118,7 +121,9 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
         for operand, values in zip(operands, found, strict=True):
             if values is not None:
                 site = _site(node, operand, values)
-                return site if weight is None else told(site)
+                # What a dequantize is multiplied with need not be a scale.
+                seen = weight is not None and not values.is_dequantized
+                return told(site) if seen else site
         near = None if weight is None else _near(operands[0])
         if near is not None:
             return near
@@ -144,7 +149,7 @@ def _unread(operand: Node, *, layer: bool) -> ScaledValues | None:
     if not layer and is_scaled_activation(operand):
         return None
     found = scaled_values(moved_operand(operand)[1])
-    return found if found is not None and found.factors else None
+    return found if found is not None and found.factors and found.path else None
 
 
 def _site(product: Node, operand: Node, found: ScaledValues) -> ScaledOperandSite | Miss:
@@ -154,6 +159,9 @@ def _site(product: Node, operand: Node, found: ScaledValues) -> ScaledOperandSit
         return wrong
     scale = total_scale(found, torch.float32)
     if isinstance(scale, Miss):
+        if scale.code is MissCode.GRANULARITY and is_call(product, *CONVOLUTIONS):
+            text = "its scales have one entry per element together, and a convolution reads one"
+            return Miss(scale.code, scale.at, text, progress=2)
         return scale
     value, stored = found.value, found.stored
     whole = for_each_zero(scale.factor, stored.zero, shape_of(value))
@@ -185,6 +193,9 @@ def _near(operand: Node) -> Miss | None:
     base = moved_operand(operand)[1]
     while (source := cast_source(base)) is not None and dtype_of(source).is_floating_point:
         base = source
+    lifted = _LIFT.match(base) if is_call(base, *_LIFT.anchors) else None
+    if isinstance(lifted, Miss) and lifted.progress > 1:
+        return lifted
     if _is_shifted(base):
         text = "the zero point is subtracted behind the scale, so it is not an integer"
         return Miss(MissCode.ORDER, base, text, progress=2)
@@ -204,5 +215,5 @@ def _is_shifted(node: Node) -> bool:
     if not is_tensor(values) or not is_tensor(other) or constant_value(other) is not None:
         return False
     found = scaled_values(values)
-    is_scaled = found is not None and bool(found.factors)
+    is_scaled = found is not None and bool(found.factors) and not found.is_dequantized
     return is_scaled and block_of(shape_of(values), shape_of(other)) is not None
