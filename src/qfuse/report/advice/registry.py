@@ -104,7 +104,7 @@ _WRITTEN_OUT = (
         "cast it before the product: torch.clamp(...).to(torch.int8).float() * s",
         (MissCode.DTYPE,),
         "expected a cast to int8 or uint8",
-        "quantize-chain",
+        "quantize-chain|dequantize-scaled-operand",
     ),
     Advice(
         "quantize-without-eager-mode",
@@ -296,7 +296,7 @@ _KERNELS = (
         "float32",
         "compute in float32: model.float(), and float32 inputs",
         (MissCode.NO_KERNEL,),
-        "is computed in float64",
+        "(is computed|computes) in (torch\\.)?float64",
     ),
     Advice(
         "cache-folder",

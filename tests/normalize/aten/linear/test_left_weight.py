@@ -130,6 +130,17 @@ def test_spellings(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.numeric
+def test_a_weight_that_is_transposed() -> None:
+    a = Weight(8, 5)
+    y = a.b.call(aten.mm.default, a.b.call(aten.t.default, a.w), a.x(8, 4))
+    program = a.done(y)
+
+    assert_same_values(program, [torch.randn(8, 4)], RULE)
+    (linear,) = program.graph.find_nodes(op="call_function", target=aten.linear.default)
+    assert linear.args[1].target is ops.dequantize
+
+
+@pytest.mark.numeric
 def test_a_weight_that_is_only_cast() -> None:
     b = GraphBuilder()
     w = b.call(aten._to_copy.default, b.const("w", codes(5, 8)), dtype=F32)

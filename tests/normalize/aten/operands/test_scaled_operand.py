@@ -252,6 +252,10 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "a negative number": (MissCode.RANGE, lambda a: a.div(a.real(), -2.0)),
     "zero": (MissCode.RANGE, lambda a: a.div(a.real(), 0.0)),
     "a factor per element": (MissCode.SHAPE, lambda a: a.mul(a.real(), a.arg(2, 3, 8))),
+    "rounded floats": (
+        MissCode.DTYPE,
+        lambda a: a.mul(a.b.call(aten.round.default, a.arg(2, 3, 8)), a.arg(2, 3, 1)),
+    ),
     "wide integers": (MissCode.RANGE, lambda a: a.mul(a.real(), a.arg())),
 }
 

@@ -16,7 +16,7 @@ from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.sizes import is_row_major, product, same_shape
 from qfuse.normalize.aten.convolution.weight import refuse_cast_weight
 from qfuse.normalize.aten.linear.spellings import shared_matrix
-from qfuse.normalize.aten.linear.weights import call_linear, is_weight
+from qfuse.normalize.aten.linear.weights import call_linear, is_weight, transposed
 from qfuse.normalize.match.quantized_values import STORED, quantized_values
 from qfuse.normalize.match.views import transpose_source
 from qfuse.patterns.quantized_operand import moved_operand
@@ -43,6 +43,7 @@ class LeftWeight:
     Attributes:
         node: The product.
         weight: The weight, ``[N, K]``.
+        matrix: What it is the transpose of, if it is one.
         x: The activation, ``[.., K, M]``.
         bias: A summand ``[N, 1]``.
         copies: Whether the result of the linear has to be copied, for the strides of the product.
@@ -50,6 +51,7 @@ class LeftWeight:
 
     node: Node
     weight: Node
+    matrix: Node | None
     x: Node
     bias: Node | None
     copies: bool
@@ -95,7 +97,8 @@ class SwapWeight(Rule[LeftWeight]):
         left = node_of(a["mat1" if "mat1" in a else "self"])
         x = node_of(a["other" if "other" in a else "mat2"])
         weight = shared_matrix(left) if len(shape_of(left)) >= _MATRIX else None
-        if weight is None or not is_weight(weight) or _stored(weight) is None:
+        matrix = None if weight is None else transpose_source(weight)
+        if weight is None or not is_weight(weight) or _stored(matrix or weight) is None:
             text = "its left factor is not a quantized weight"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         if len(shape_of(x)) < max(_MATRIX, len(shape_of(left))):
@@ -111,11 +114,11 @@ class SwapWeight(Rule[LeftWeight]):
         if not copies and not is_row_major(value.mT):
             text = "the result has the strides {}"
             return Miss(MissCode.SHAPE, node, text, value.stride(), progress=2)
-        return LeftWeight(node, weight, x, bias, copies)
+        return LeftWeight(node, weight, matrix, x, bias, copies)
 
     def gain(self, site: LeftWeight, cost: CostModel) -> float | None:
         """Compare the float product with the quantized one and its transposes."""
-        kind, stored = _KINDS.get(dtype_of(site.node)), _stored(site.weight)
+        kind, stored = _KINDS.get(dtype_of(site.node)), _stored(site.matrix or site.weight)
         if kind is None or stored is None:
             return None
         n, k = shape_of(site.weight)
@@ -145,7 +148,8 @@ class SwapWeight(Rule[LeftWeight]):
         if turned is None:
             turned = _transposed(rw, site.x)
         bias = None if site.bias is None else rw.call(aten.reshape.default, site.bias, [-1])
-        y = _transposed(rw, call_linear(rw, turned, site.weight, bias))
+        weight = site.weight if site.matrix is None else transposed(rw, site.matrix)
+        y = _transposed(rw, call_linear(rw, turned, weight, bias))
         if site.copies:
             y = rw.call(aten.clone.default, y, memory_format=torch.contiguous_format)
         rw.replace(site.node, y)

@@ -121,9 +121,11 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
         for operand, values in zip(operands, found, strict=True):
             if values is not None:
                 site = _site(node, operand, values)
-                # What a dequantize is multiplied with need not be a scale.
-                seen = weight is not None and not values.is_dequantized
-                return told(site) if seen else site
+                if isinstance(site, Miss) and values.is_dequantized:
+                    # What a dequantize is multiplied with need not be a scale.
+                    site.progress = 0
+                    return site
+                return site if weight is None else told(site)
         near = None if weight is None else _near(operands[0])
         if near is not None:
             return near
@@ -196,6 +198,9 @@ def _near(operand: Node) -> Miss | None:
     lifted = _LIFT.match(base) if is_call(base, *_LIFT.anchors) else None
     if isinstance(lifted, Miss) and lifted.progress > 1:
         return lifted
+    if _is_rounded(base):
+        text = "the rounded values stay in {}: expected a cast to int8 or uint8 behind a clamp"
+        return Miss(MissCode.DTYPE, base, text, dtype_name(dtype_of(base)), progress=2)
     if _is_shifted(base):
         text = "the zero point is subtracted behind the scale, so it is not an integer"
         return Miss(MissCode.ORDER, base, text, progress=2)
@@ -204,6 +209,13 @@ def _near(operand: Node) -> Miss | None:
         return None
     text = "the activation is stored as {}, and not known to fit in 8 bits"
     return Miss(MissCode.RANGE, wide, text, dtype_of(wide), progress=2)
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether ``node`` scales values that are rounded, as in ``round(x / s) * s``."""
+    a = arguments(node) if is_call(node, aten.mul.Tensor, aten.div.Tensor) else {}
+    sides = [a.get("self"), a.get("other") if is_call(node, aten.mul.Tensor) else None]
+    return any(isinstance(n, Node) and is_call(n, aten.round.default) for n in sides)
 
 
 def _is_shifted(node: Node) -> bool:
