@@ -20,6 +20,7 @@ from qfuse.normalize.aten.operands.dequantize_operand import DequantizeOperand
 from qfuse.normalize.aten.operands.lift_above_scale import LiftAboveScale
 from qfuse.normalize.aten.operands.scaled_operand import DequantizeScaledOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.merge_weights import MergeWeights
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.rounded import log_rounded
@@ -65,6 +66,7 @@ def normalize(
             DequantizeCast(),
             SwapWeight(),
             FoldStored(),
+            MergeWeights(),
             SpellMatmul(),
             LiftAboveScale(),
             DequantizeOperand(),

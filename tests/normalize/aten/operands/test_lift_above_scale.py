@@ -15,6 +15,7 @@ from tests.support.sources.aten_spellings import (
     codes,
     golden,
     refusal,
+    scales,
 )
 from torch.fx import Node
 
@@ -167,6 +168,21 @@ def test_the_product_reads_quantized_values(name: str) -> None:
 
     assert calls(program).count("qfuse.dequantize") == 2
     assert "aten.slice.Tensor" in calls(program) or linear.args[0].target is ops.dequantize
+
+
+@pytest.mark.numeric
+def test_one_scale_for_a_part_of_symbolic_size() -> None:
+    a = Activation()
+    b = a.b
+    parts = []
+    for name, grid in (("m", "m"), ("n", 1)):
+        q = b.arg(f"q{name}", torch.int8, name, 8)
+        scale = b.arg(f"scale{name}", F32, grid, 1)
+        parts.append(a.mul(a.cast(q, F32), scale))
+    program = a.linear(joined(a, 0, *parts))
+    inputs = [a.inputs[0], codes(4, 8), scales(4, 1), codes(6, 8), scales(1, 1)]
+
+    assert assert_same_values(program, inputs, RULE).fired == {RULE.name: 1}
 
 
 @pytest.mark.numeric

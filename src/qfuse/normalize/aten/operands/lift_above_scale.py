@@ -297,7 +297,7 @@ def _cat_factors(rw: Rewriter, site: LiftedOp, level: Sequence[Argument]) -> Nod
             node = rw.call(aten.unsqueeze.default, node, 0)
         if is_one(shape_of(node)[axis]):
             sizes: list[Argument] = [-1] * rank
-            sizes[axis] = shape_of(part.value)[axis]
+            sizes[axis] = rw.sizes(part.value, axis + 1)[axis]
             node = rw.call(aten.expand.default, node, sizes)
         made.append(node)
     return rw.call(aten.cat.default, made, axis)
