@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.report.advice.models import Forward, by_hand, pointwise
+from tests.report.advice.models import Forward, by_hand, pointwise, rounded
 
 from qfuse.ir.events import MissCode
 
@@ -50,6 +50,12 @@ GIVEN: tuple[tuple[str, MissCode, Forward, Forward], ...] = (
         MissCode.RANGE,
         lambda m, q, s, _: F.linear(torch.relu(q.float() * s), by_hand(m)),
         lambda m, q, s, _: F.linear(torch.relu(q.float()) * s, by_hand(m)),
+    ),
+    (
+        "quantize-behind-op",
+        MissCode.NOT_QUANTIZED,
+        lambda m, q, s, _: F.linear(F.leaky_relu(q.float() * s), by_hand(m)),
+        lambda m, q, s, _: F.linear(rounded(F.leaky_relu(q.float() * s)), by_hand(m)),
     ),
     (
         "mask-by-fill",

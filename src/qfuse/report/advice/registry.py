@@ -151,6 +151,12 @@ _WRITTEN_OUT = (
         "the sign of the scale is not known, so the ReLU stays behind it",
     ),
     Advice(
+        "quantize-behind-op",
+        "quantize its result too: torch.clamp(torch.round(y / s), -128, 127)",
+        (MissCode.NOT_QUANTIZED,),
+        "between the scale and the product computes in",
+    ),
+    Advice(
         "mask-by-fill",
         "if it is a mask of zeros and ones: x.masked_fill(mask == 0, 0)",
         (MissCode.SHAPE,),

@@ -144,6 +144,12 @@ SPELLINGS: dict[str, Build] = {
     "cat of two scales": lambda a: joined(
         a, 1, a.mul(a.real(), a.arg(3, 1)), a.mul(other(a, 2, 5, 8), a.arg())
     ),
+    "cat of a dequantize": lambda a: joined(
+        a, 1, _dequantized(a), a.mul(other(a, 2, 5, 8), a.arg())
+    ),
+    "padding": lambda a: a.b.call(
+        aten.constant_pad_nd.default, a.mul(shifted(a), a.arg(2, 1, 1)), [0, 0, 1, 2]
+    ),
     "cat of batches": lambda a: joined(
         a, 0, a.mul(a.real(), a.arg(1, 1)), a.mul(other(a, 4, 3, 8), a.arg())
     ),
@@ -227,6 +233,24 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "an upper bound": (
         MissCode.PATTERN,
         lambda a: a.b.call(aten.clamp.default, a.mul(a.real(), positive(a)), 0, 6),
+    ),
+    "padding of scales": (
+        MissCode.PATTERN,
+        lambda a: a.b.call(
+            aten.constant_pad_nd.default, a.mul(a.real(), a.arg(3, 1)), [0, 0, 1, 2]
+        ),
+    ),
+    "padding with another number": (
+        MissCode.PATTERN,
+        lambda a: a.b.call(
+            aten.constant_pad_nd.default, a.mul(a.real(), a.arg()), [0, 0, 1, 2], 1.0
+        ),
+    ),
+    "cat with a dequantize of another dtype": (
+        MissCode.GRANULARITY,
+        lambda a: joined(
+            a, 1, _dequantized(a), a.cast(a.mul(other(a, 2, 5, 8), a.arg(2, 1, 1)), F32)
+        ),
     ),
     "a wider mask": (
         MissCode.PATTERN,

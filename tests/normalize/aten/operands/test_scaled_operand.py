@@ -252,6 +252,14 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "a negative number": (MissCode.RANGE, lambda a: a.div(a.real(), -2.0)),
     "zero": (MissCode.RANGE, lambda a: a.div(a.real(), 0.0)),
     "a factor per element": (MissCode.SHAPE, lambda a: a.mul(a.real(), a.arg(2, 3, 8))),
+    "an op behind the scale": (
+        MissCode.NOT_QUANTIZED,
+        lambda a: a.b.call(aten.leaky_relu.default, a.mul(a.real(), a.arg())),
+    ),
+    "a relu with a scale of any sign": (
+        MissCode.RANGE,
+        lambda a: a.b.call(aten.relu.default, a.mul(a.real(), a.arg())),
+    ),
     "rounded floats": (
         MissCode.DTYPE,
         lambda a: a.mul(a.b.call(aten.round.default, a.arg(2, 3, 8)), a.arg(2, 3, 1)),

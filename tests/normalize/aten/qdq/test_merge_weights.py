@@ -45,7 +45,7 @@ class Weights:
     def linear(self, *parts: Node, axis: int = 0) -> CapturedGraph:
         """Multiply an input of 8 features by the joined weights."""
         weight = self.b.call(aten.cat.default, list(parts), axis)
-        if axis:
+        if axis == 1:
             weight = self.b.call(aten.slice.Tensor, weight, 1, 0, 8)
         x = self.b.arg("x", torch.float32, 3, 8)
         return finish(self.b, self.b.call(aten.linear.default, x, weight))
@@ -113,11 +113,29 @@ def test_refuses_a_weight_that_others_read() -> None:
     assert refusal(a.linear(first, a.weight(2)), RULE)[0] is MissCode.SHARED
 
 
-@pytest.mark.parametrize("kind", ["float", "axis"])
-def test_refuses_other_parts(kind: str) -> None:
+@pytest.mark.numeric
+def test_parts_of_rows_with_the_same_scales() -> None:
     a = Weights()
-    if kind == "float":
-        program = a.linear(a.weight(4), a.b.const("f", torch.randn(2, 8)))
-    else:
-        program = a.linear(a.weight(4), a.weight(4), axis=1)
+    scale = scales(4, 1)
+    parts = [
+        a.b.call(
+            ops.dequantize, a.b.const(f"p{i}", codes(4, k)), a.b.const(f"s{i}", scale), None, ROWS
+        )
+        for i, k in enumerate((3, 5))
+    ]
+    program = a.linear(*parts, axis=-1)
+
+    assert assert_same_values(program, [torch.randn(3, 8)], RULE, exact=True).fired
+    assert calls(program).count("qfuse.dequantize") == 1
+
+
+def test_refuses_parts_of_rows_with_other_scales() -> None:
+    a = Weights()
+    program = a.linear(a.weight(4), a.weight(4), axis=1)
+    assert refusal(program, RULE)[0] is MissCode.GRANULARITY
+
+
+def test_refuses_a_float_part() -> None:
+    a = Weights()
+    program = a.linear(a.weight(4), a.b.const("f", torch.randn(2, 8)))
     assert refusal(program, RULE)[0] is MissCode.PATTERN

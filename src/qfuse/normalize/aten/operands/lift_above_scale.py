@@ -68,10 +68,10 @@ class LiftAboveScale(Rule[LiftedOp]):
 
         q int8 -> relu -> cast -> mul(s) -> linear
 
-    So do a clamp at zero, ``masked_fill`` and ``where`` with zero, and a concatenation of values
-    with equal scales, or with scales that are concatenated along the same axis. A zero point of one
-    known integer stands for zero. The other rules then read an activation that is scaled at run
-    time. Applied where a product reads the values.
+    So do a clamp at zero, ``masked_fill``, ``where`` and padding with zero, and a concatenation of
+    values with equal scales, or with scales that are concatenated along the same axis. A zero point
+    of one known integer stands for zero. The other rules then read an activation that is scaled at
+    run time. Applied where a product reads the values.
 
     Exact: the same values are multiplied in the same order. A ReLU commutes with factors that are
     not negative, and zeros stay zeros, unless a scale is infinite or NaN.
@@ -87,6 +87,7 @@ class LiftAboveScale(Rule[LiftedOp]):
         *_FILLS,
         *_WHERE,
         aten.cat.default,
+        aten.constant_pad_nd.default,
     )
     exactness = Exactness.EXACT
 
@@ -120,7 +121,7 @@ class LiftAboveScale(Rule[LiftedOp]):
 
     def rewrite(self, site: LiftedOp, rw: Rewriter) -> None:
         """Apply the op to the quantized values, and scale the result as before."""
-        first = site.parts[0]
+        first = _template(site.parts)
         q = _applied(rw, site)
         value, base = _value(rw, first, q), list(site.factors)
         if first.is_dequantized:
@@ -138,6 +139,11 @@ class LiftAboveScale(Rule[LiftedOp]):
         rw.replace(site.node, value)
 
 
+def _template(parts: Sequence[ScaledValues]) -> ScaledValues:
+    """Return the part whose ops scale the result: one that is multiplied, if there is one."""
+    return next((part for part in parts if not part.is_dequantized), parts[0])
+
+
 def _operands(node: Node) -> list[Node]:
     """Return what ``node`` applies a ReLU to, fills with zeros, or concatenates."""
     a = arguments(node)
@@ -148,7 +154,7 @@ def _operands(node: Node) -> list[Node]:
     if is_call(node, *_RELUS):
         zero = is_call(node, aten.relu.default) or number_of(a["min"]) == 0
         return [node_of(a["self"])] if zero and a.get("max") is None else []
-    if is_call(node, *_FILLS):
+    if is_call(node, *_FILLS, aten.constant_pad_nd.default):
         return [node_of(a["self"])] if _is_zero(a["value"]) else []
     for one, other in ((a["self"], a["other"]), (a["other"], a["self"])):
         if _is_zero(other) and is_tensor(one):
@@ -165,11 +171,26 @@ def _is_read(node: Node, parts: Sequence[ScaledValues]) -> bool:
     """Whether a product reads ``node``, and other rules do not read it as it is."""
     shapes = all(same_shape(shape_of(part.value), _top_shape(part)) for part in parts)
     moved = any(part.stored.views for part in parts)
-    kinds = {(dtype_of(part.stored.q), part.is_dequantized) for part in parts}
+    kinds = {dtype_of(part.stored.q) for part in parts}
     scaled = any(map(_scales_at_run_time, parts)) or any(is_call(u, *_SCALES) for u in node.users)
     is_cat = is_call(node, aten.cat.default)
-    kept = is_cat or same_shape(shape_of(node), _top_shape(parts[0]))
+    if is_call(node, aten.constant_pad_nd.default):
+        kept = _pads_beside_scales(node, parts[0])
+    else:
+        kept = is_cat or same_shape(shape_of(node), _top_shape(parts[0]))
     return shapes and kept and not moved and len(kinds) == 1 and scaled and is_multiplied(node)
+
+
+def _pads_beside_scales(node: Node, part: ScaledValues) -> bool:
+    """Whether each factor is one number along the axes that are padded."""
+    pads, rank = arguments(node)["pad"], len(shape_of(node))
+    assert isinstance(pads, (list, tuple)), "paddings are a list"
+    axes = {rank - 1 - index // 2 for index, pad in enumerate(pads) if pad != 0}
+    for _, factor, _ in part.factors:
+        grid = padded(shape_of(factor), rank) if isinstance(factor, Node) else (1,) * rank
+        if not all(is_one(grid[axis]) for axis in axes):
+            return False
+    return True
 
 
 def _top_shape(part: ScaledValues) -> Sequence[Size]:
@@ -207,11 +228,11 @@ def _joined(
     rank, dim = len(shape_of(node)), arguments(node)["dim"]
     assert isinstance(dim, int), "an axis is a number"
     axis = dim % rank
-    steps = [[_kind(step) for step in part.path] for part in parts]
+    steps = [_steps(part) for part in parts]
     counts = {len(part.factors) for part in parts}
     alike = all(each == steps[0] for each in steps) and len(counts) == 1
     # A dequantize of all parts needs one set of parameters.
-    if not alike or (parts[0].is_dequantized and not _same_parameters(parts)):
+    if not alike or (_template(parts).is_dequantized and not _same_parameters(parts)):
         return _other_scales(node)
     joined: list[Argument | tuple[Argument, ...]] = []
     for level in zip(*(_own_factors(part) for part in parts), strict=True):
@@ -230,8 +251,13 @@ def _other_scales(node: Node) -> Miss:
     return Miss(MissCode.GRANULARITY, node, "the parts have different scales", progress=2)
 
 
-def _kind(step: Node) -> tuple[object, torch.dtype]:
-    return step.target if is_call(step, *_SCALES) else cast_source, dtype_of(step)
+def _steps(part: ScaledValues) -> list[tuple[object, torch.dtype]]:
+    """Return the ops of a path and their dtypes; a dequantize without a zero point multiplies."""
+    steps: list[tuple[object, torch.dtype]] = [
+        (step.target if is_call(step, *_SCALES) else cast_source, dtype_of(step))
+        for step in part.path
+    ]
+    return [(aten.mul.Tensor, dtype_of(part.value)), *steps] if part.is_dequantized else steps
 
 
 def _same_number(one: Argument, other: Argument) -> bool:
@@ -269,6 +295,8 @@ def _applied(rw: Rewriter, site: LiftedOp) -> Node:
     if is_call(node, *_RELUS):
         return rw.call(aten.clamp.default, q, min=zero)
     a = arguments(node)
+    if is_call(node, aten.constant_pad_nd.default):
+        return rw.call(aten.constant_pad_nd.default, q, a["pad"], zero)
     if is_call(node, *_FILLS):
         return rw.call(aten.masked_fill.Scalar, q, a["mask"], zero)
     if _is_zero(a["other"]):

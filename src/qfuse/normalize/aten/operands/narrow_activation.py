@@ -43,7 +43,7 @@ _BETWEEN = (
     *(aten.expand.default, aten.flatten.using_ints, aten.contiguous.default),
     # What takes zeros to zeros.
     *(aten.relu.default, aten.clamp.default, aten.clamp_min.default, aten.cat.default),
-    *(aten.masked_fill.Scalar, aten.masked_fill.Tensor),
+    *(aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.constant_pad_nd.default),
     *(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),
 )
 # Products that become one of these.

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
@@ -204,11 +205,26 @@ def _near(operand: Node) -> Miss | None:
     if _is_shifted(base):
         text = "the zero point is subtracted behind the scale, so it is not an integer"
         return Miss(MissCode.ORDER, base, text, progress=2)
+    if _is_op_on_scaled(base):
+        text = "{} between the scale and the product computes in {}"
+        names = op_name(base), dtype_name(dtype_of(base))
+        return Miss(MissCode.NOT_QUANTIZED, base, text, *names, progress=2)
     wide = wide_values(base)
     if wide is None:
         return None
     text = "the activation is stored as {}, and not known to fit in 8 bits"
     return Miss(MissCode.RANGE, wide, text, dtype_of(wide), progress=2)
+
+
+def _is_op_on_scaled(node: Node) -> bool:
+    """Whether ``node`` computes on values that are scaled at run time, and on no others."""
+    if overload_of(node) is None or is_call(node, aten.mul.Tensor, aten.div.Tensor):
+        return False
+    inputs = [n for n in node.all_input_nodes if is_tensor(n) and dtype_of(n).is_floating_point]
+    found = [scaled_values(n) for n in inputs if constant_value(n) is None]
+    return bool(found) and all(
+        part is not None and part.factors and not part.is_dequantized for part in found
+    )
 
 
 def _is_rounded(node: Node) -> bool:
