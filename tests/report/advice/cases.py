@@ -207,12 +207,6 @@ CASES = (
         lambda m, x: torch.einsum("oc,bct->bot", by_hand(m), rounded(x).view(2, -1, SIZE).mT),
         lambda m, x: F.linear(rounded(x).view(2, -1, SIZE), by_hand(m)).mT,
     ),
-    _case(
-        "cast-to-8-bits",
-        MissCode.DTYPE,
-        lambda m, x: F.linear(torch.round(x / 0.05) * 0.05, by_hand(m)),
-        lambda m, x: F.linear(rounded(x), by_hand(m)),
-    ),
     Case(
         "float32",
         MissCode.NO_KERNEL,

@@ -52,6 +52,12 @@ GIVEN: tuple[tuple[str, MissCode, Forward, Forward], ...] = (
         lambda m, q, s, _: F.linear(torch.relu(q.float()) * s, by_hand(m)),
     ),
     (
+        "cast-to-8-bits",
+        MissCode.DTYPE,
+        lambda m, q, s, _: F.linear(torch.round(q * s / 0.05) * 0.05, by_hand(m)),
+        lambda m, q, s, _: F.linear(rounded(q * s), by_hand(m)),
+    ),
+    (
         "quantize-behind-op",
         MissCode.NOT_QUANTIZED,
         lambda m, q, s, _: F.linear(F.leaky_relu(q.float() * s), by_hand(m)),

@@ -323,7 +323,7 @@ def _cat_factors(rw: Rewriter, site: LiftedOp, level: Sequence[Argument]) -> Nod
         node = node_of(factor)
         while len(shape_of(node)) < rank:
             node = rw.call(aten.unsqueeze.default, node, 0)
-        if is_one(shape_of(node)[axis]):
+        if not same_size(shape_of(node)[axis], shape_of(part.value)[axis]):
             sizes: list[Argument] = [-1] * rank
             sizes[axis] = rw.sizes(part.value, axis + 1)[axis]
             node = rw.call(aten.expand.default, node, sizes)
