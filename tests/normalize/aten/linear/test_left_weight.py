@@ -173,9 +173,15 @@ def _residual(a: Weight) -> Node:
     return a.b.call(aten.addmm.default, a.b.const("r", torch.randn(4)), a.w, a.x(8, 4))
 
 
+def _repeated(a: Weight) -> Node:
+    wide = a.b.call(aten.expand.default, a.b.call(aten.unsqueeze.default, a.w, 0), [3, 5, 8])
+    return a.b.call(aten.matmul.default, wide, a.x(1, 8, 4))
+
+
 REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "factors": (MissCode.ARGUMENT, _factors),
     "a summand per column": (MissCode.SHAPE, _residual),
+    "an activation that is repeated": (MissCode.SHAPE, _repeated),
     "a vector": (MissCode.SHAPE, lambda a: a.b.call(aten.matmul.default, a.w, a.x(8))),
     "a float weight": (
         MissCode.PATTERN,

@@ -23,6 +23,7 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.ops import library as ops
 from qfuse.normalize import normalize
 from qfuse.normalize.aten.operands.lift_above_scale import LiftAboveScale
+from qfuse.rewrite.driver import apply_rules
 
 F32, BF16 = torch.float32, torch.bfloat16
 RULE = LiftAboveScale()
@@ -147,6 +148,12 @@ SPELLINGS: dict[str, Build] = {
     "cat of a dequantize": lambda a: joined(
         a, 1, _dequantized(a), a.mul(other(a, 2, 5, 8), a.arg())
     ),
+    "cat of differences": lambda a: joined(
+        a,
+        1,
+        a.mul(a.b.call(aten.sub.Tensor, a.real(), a.b.const("z", torch.full((3, 1), 5))), a.arg()),
+        a.mul(a.b.call(aten.sub.Tensor, other(a, 2, 5, 8), 5), a.arg()),
+    ),
     "padding": lambda a: a.b.call(
         aten.constant_pad_nd.default, a.mul(shifted(a), a.arg(2, 1, 1)), [0, 0, 1, 2]
     ),
@@ -198,6 +205,13 @@ def test_unsigned_values() -> None:
     assert assert_same_values(program, a.inputs, RULE).fired == {RULE.name: 1}
 
 
+def _twice(a: Activation) -> Node:
+    spec = TENSOR.replace("*x*x*", "*x1x*")
+    rows = a.b.call(ops.dequantize, a.q, a.b.const("c", scales(1, 3, 1)), None, spec)
+    part = a.mul(rows, a.arg())
+    return joined(a, 1, part, part)
+
+
 REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "a sign that is not known": (MissCode.RANGE, lambda a: relu(a, a.mul(a.real(), a.arg()))),
     "a negative factor": (
@@ -234,6 +248,7 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
         MissCode.PATTERN,
         lambda a: a.b.call(aten.clamp.default, a.mul(a.real(), positive(a)), 0, 6),
     ),
+    "a dequantize with a scale per row": (MissCode.GRANULARITY, _twice),
     "padding of scales": (
         MissCode.PATTERN,
         lambda a: a.b.call(
@@ -273,6 +288,12 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
 def _unsigned(a: Activation, s: Node) -> Node:
     parts = a.mul(a.real(), s), a.mul(other(a, 2, 3, 8, stored=torch.uint8), s)
     return joined(a, 1, *parts)
+
+
+def test_what_a_dequantize_may_sink_below_later_is_not_reported() -> None:
+    a = Activation()
+    program = a.linear(relu(a, a.mul(_dequantized(a), a.arg())))
+    assert not [miss for _, miss in apply_rules(program, [RULE]).misses if miss.progress]
 
 
 @pytest.mark.parametrize("name", REFUSALS)

@@ -101,7 +101,10 @@ class SwapWeight(Rule[LeftWeight]):
         if weight is None or not is_weight(weight) or _stored(matrix or weight) is None:
             text = "its left factor is not a quantized weight"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        if len(shape_of(x)) < max(_MATRIX, len(shape_of(left))):
+        # A batch of weights that is expanded has the batch of the activation, or repeats it.
+        if len(shape_of(x)) < _MATRIX or not same_shape(
+            shape_of(x)[:-_MATRIX], shape_of(node)[:-_MATRIX]
+        ):
             text = "a weight of shape {} is multiplied with an activation of shape {}"
             shapes = tuple(shape_of(left)), tuple(shape_of(x))
             return Miss(MissCode.SHAPE, node, text, *shapes, progress=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -98,32 +98,17 @@ class LiftAboveScale(Rule[LiftedOp]):
         if not parts or len(parts) < len(found) or not _is_read(node, parts):
             text = "it does not compute on values that are scaled at run time"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        zeros = {_zero_of(part) for part in parts}
-        zero = next(iter(zeros))
-        if len(zeros) > 1 or zero is None:
-            text = (
-                "zero is not one known quantized value of them: the zero point is not one constant"
-            )
-            return Miss(MissCode.ZERO_POINT, node, text, progress=2)
-        if is_call(node, aten.cat.default):
-            factors = _joined(node, parts)
-            return (
-                factors
-                if isinstance(factors, Miss)
-                else LiftedOp(node, tuple(parts), zero, factors)
-            )
-        if is_call(node, *_RELUS):
-            for _, factor, _ in parts[0].factors:
-                if not is_not_negative(factor):
-                    text = "the sign of the scale is not known, so the ReLU stays behind it"
-                    return Miss(MissCode.RANGE, node, text, progress=2)
-        return LiftedOp(node, tuple(parts), zero, _own_factors(parts[0]))
+        site = _site(node, parts)
+        if isinstance(site, Miss) and any(part.is_dequantized for part in parts):
+            # A dequantize may sink below the op later.
+            site.progress = 0
+        return site
 
     def rewrite(self, site: LiftedOp, rw: Rewriter) -> None:
         """Apply the op to the quantized values, and scale the result as before."""
         first = _template(site.parts)
         q = _applied(rw, site)
-        value, base = _value(rw, first, q), list(site.factors)
+        value, base = _value(rw, first, q, site.zero), list(site.factors)
         if first.is_dequantized:
             base = base[1:]
         for step in first.path:
@@ -137,6 +122,21 @@ class LiftAboveScale(Rule[LiftedOp]):
             else:
                 value = rw.call(aten._to_copy.default, value, dtype=dtype_of(step))
         rw.replace(site.node, value)
+
+
+def _site(node: Node, parts: Sequence[ScaledValues]) -> LiftedOp | Miss:
+    zeros = {_zero_of(part) for part in parts}
+    zero = next(iter(zeros))
+    if len(zeros) > 1 or zero is None:
+        text = "zero is not one known quantized value of them: the zero point is not one constant"
+        return Miss(MissCode.ZERO_POINT, node, text, progress=2)
+    factors: tuple[Argument | tuple[Argument, ...], ...] | Miss = _own_factors(parts[0])
+    if is_call(node, aten.cat.default):
+        factors = _joined(node, parts)
+    elif is_call(node, *_RELUS) and not all(map(is_not_negative, _own_factors(parts[0]))):
+        text = "the sign of the scale is not known, so the ReLU stays behind it"
+        return Miss(MissCode.RANGE, node, text, progress=2)
+    return factors if isinstance(factors, Miss) else LiftedOp(node, tuple(parts), zero, factors)
 
 
 def _template(parts: Sequence[ScaledValues]) -> ScaledValues:
@@ -244,6 +244,8 @@ def _joined(
         if axis == rank - 1 or not _are_per_index(level, parts, axis):
             return _other_scales(node)
         joined.append(tuple(level))
+    if _template(parts).is_dequantized and isinstance(joined[0], tuple):
+        return _other_scales(node)
     return tuple(joined)
 
 
@@ -304,14 +306,15 @@ def _applied(rw: Rewriter, site: LiftedOp) -> Node:
     return rw.call(aten.where.ScalarSelf, a["condition"], zero, q)
 
 
-def _value(rw: Rewriter, part: ScaledValues, q: Node) -> Node:
+def _value(rw: Rewriter, part: ScaledValues, q: Node, zero: int) -> Node:
     """Cast and shift quantized values, or dequantize them, as those of a part."""
     known = as_dequantize(part.value)
     if known is not None:
-        return rw.call(ops.dequantize, *replace(known.params).call_args(q))
-    dtype, zero = dtype_of(part.value), part.stored.zero
+        return rw.call(ops.dequantize, *known.params.call_args(q))
+    dtype = dtype_of(part.value)
     value = q if dtype_of(q) == dtype else rw.call(aten._to_copy.default, q, dtype=dtype)
-    return value if zero is None else rw.call(aten.sub.Tensor, value, zero)
+    # A number, since a tensor may have an entry for each row of the part.
+    return value if part.stored.zero is None else rw.call(aten.sub.Tensor, value, zero)
 
 
 def _cat_factors(rw: Rewriter, site: LiftedOp, level: Sequence[Argument]) -> Node:
