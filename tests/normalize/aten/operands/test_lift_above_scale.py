@@ -199,6 +199,14 @@ def test_one_scale_for_a_part_of_symbolic_size() -> None:
 
 
 @pytest.mark.numeric
+def test_a_filled_zero_may_get_the_sign_of_its_scale() -> None:
+    a = Activation()
+    x = a.b.call(aten.masked_fill.Scalar, a.mul(a.real(), a.arg()), mask(a, 3, 8), 0)
+    a.inputs[1] = -a.inputs[1]
+    assert assert_same_values(a.linear(x), a.inputs, RULE).fired == {RULE.name: 1}
+
+
+@pytest.mark.numeric
 def test_unsigned_values() -> None:
     a = Activation(torch.uint8)
     program = a.linear(relu(a, a.mul(shifted(a), positive(a, 2, 3, 1))))

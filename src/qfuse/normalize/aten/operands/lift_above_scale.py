@@ -73,8 +73,9 @@ class LiftAboveScale(Rule[LiftedOp]):
     of one known integer stands for zero. The other rules then read an activation that is scaled at
     run time. Applied where a product reads the values.
 
-    Exact: the same values are multiplied in the same order. A ReLU commutes with factors that are
-    not negative, and zeros stay zeros, unless a scale is infinite or NaN.
+    Rounding: the same values are multiplied in the same order, and a ReLU commutes with factors that
+    are not negative, but a zero gets the sign of its scale. With a scale that is infinite or NaN it
+    is NaN.
 
     Refuses: a ReLU of values whose scale may be negative; another zero point; parts with other
     scales along their last axis; other numbers than zero; activations with constant scales, which
@@ -89,7 +90,7 @@ class LiftAboveScale(Rule[LiftedOp]):
         aten.cat.default,
         aten.constant_pad_nd.default,
     )
-    exactness = Exactness.EXACT
+    exactness = Exactness.ROUNDING
 
     def match(self, node: Node) -> LiftedOp | Miss:
         """Match an op on quantized values that are scaled, on their way to a product."""
