@@ -73,9 +73,9 @@ class LiftAboveScale(Rule[LiftedOp]):
     of one known integer stands for zero. The other rules then read an activation that is scaled at
     run time. Applied where a product reads the values.
 
-    Rounding: the same values are multiplied in the same order, and a ReLU commutes with factors that
-    are not negative, but a zero gets the sign of its scale. With a scale that is infinite or NaN it
-    is NaN.
+    Rounding: the same values are multiplied in the same order, and a ReLU commutes with factors
+    that are not negative, but a zero gets the sign of its scale. With a scale that is infinite or
+    NaN it is NaN.
 
     Refuses: a ReLU of values whose scale may be negative; another zero point; parts with other
     scales along their last axis; other numbers than zero; activations with constant scales, which
