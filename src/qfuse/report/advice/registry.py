@@ -148,7 +148,7 @@ _WRITTEN_OUT = (
         "relu-before-scale",
         "if that is positive, apply it before: torch.relu(q.float()) * scale",
         (MissCode.RANGE,),
-        "the sign of the scale is not known, so the ReLU stays behind it",
+        "the sign of the scale is not known, so the ReLU stays after it",
     ),
     Advice(
         "quantize-behind-op",

@@ -135,7 +135,7 @@ def _site(node: Node, parts: Sequence[ScaledValues]) -> LiftedOp | Miss:
     if is_call(node, aten.cat.default):
         factors = _joined(node, parts)
     elif is_call(node, *_RELUS) and not all(map(is_not_negative, _own_factors(parts[0]))):
-        text = "the sign of the scale is not known, so the ReLU stays behind it"
+        text = "the sign of the scale is not known, so the ReLU stays after it"
         return Miss(MissCode.RANGE, node, text, progress=2)
     return factors if isinstance(factors, Miss) else LiftedOp(node, tuple(parts), zero, factors)
 
