@@ -28,6 +28,7 @@ _FINE = {
     # The weight alone is read quantized.
     *("zero-point-as-integer", "zero-point-before-scale", "activation-in-8-bits"),
     *("one-dtype-of-the-product", "scale-as-tensor", "activation-scale-per-tensor"),
+    *("relu-before-scale", "mask-by-fill", "quantize-behind-op"),
     # Ops that are no products, between quantized ones.
     *("one-scale-for-parts", "float-op-between"),
 }

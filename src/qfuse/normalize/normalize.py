@@ -12,12 +12,15 @@ from qfuse.normalize.aten.int_matmul.in_float import FuseIntProduct
 from qfuse.normalize.aten.int_matmul.layers import FuseIntLayer
 from qfuse.normalize.aten.linear.cast_weight import DequantizeCast
 from qfuse.normalize.aten.linear.drop_batch_expand import DropBatchExpand
+from qfuse.normalize.aten.linear.left_weight import SwapWeight
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
 from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
 from qfuse.normalize.aten.operands.cast_operand import DequantizeCastOperand
 from qfuse.normalize.aten.operands.dequantize_operand import DequantizeOperand
+from qfuse.normalize.aten.operands.lift_above_scale import LiftAboveScale
 from qfuse.normalize.aten.operands.scaled_operand import DequantizeScaledOperand
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
+from qfuse.normalize.aten.qdq.merge_weights import MergeWeights
 from qfuse.normalize.builtin import ATEN, BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover, rules_of
 from qfuse.normalize.rounded import log_rounded
@@ -61,8 +64,11 @@ def normalize(
             FuseIntProduct(),
             FuseIntLayer(),
             DequantizeCast(),
+            SwapWeight(),
             FoldStored(),
+            MergeWeights(),
             SpellMatmul(),
+            LiftAboveScale(),
             DequantizeOperand(),
             DequantizeScaledOperand(),
             DequantizeCastOperand(),

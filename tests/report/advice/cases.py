@@ -25,6 +25,7 @@ from tests.report.advice.models import (
     in_parts,
     integers,
     linear,
+    of_batch,
     one_linear,
     per_feature,
     quantized,
@@ -197,14 +198,22 @@ CASES = (
     _case(
         "weight-on-the-right",
         MissCode.PATTERN,
-        lambda m, x: torch.matmul(by_hand(m), x.mT),
-        lambda m, x: F.linear(x, by_hand(m)).mT,
+        lambda m, x: torch.bmm(of_batch(m), x.view(4, 16, SIZE).mT),
+        lambda m, x: torch.bmm(x.view(4, 16, SIZE), of_batch(m).mT).mT,
     ),
     _case(
         "einsum-as-linear",
         None,
         lambda m, x: torch.einsum("oc,bct->bot", by_hand(m), rounded(x).view(2, -1, SIZE).mT),
         lambda m, x: F.linear(rounded(x).view(2, -1, SIZE), by_hand(m)).mT,
+    ),
+    Case(
+        "float32",
+        MissCode.NO_KERNEL,
+        lambda: Weighted(lambda m, x: F.linear(x, by_hand(m).double())),
+        lambda: Weighted(lambda m, x: F.linear(x, by_hand(m))),
+        lambda: activations(dtype=torch.float64),
+        activations,
     ),
     _case("constant-weight", MissCode.NOT_CONSTANT, _run_time, lambda m, x: F.linear(x, weight(m))),
     _case(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from tests.report.advice.models import Forward, by_hand
+from tests.report.advice.models import Forward, by_hand, pointwise, rounded
 
 from qfuse.ir.events import MissCode
 
@@ -44,6 +44,46 @@ GIVEN: tuple[tuple[str, MissCode, Forward, Forward], ...] = (
         MissCode.NOT_CONSTANT,
         lambda m, q, s, _: F.linear(q * s.amax().item(), by_hand(m)),
         lambda m, q, s, _: F.linear(q * s.amax(), by_hand(m)),
+    ),
+    (
+        "relu-before-scale",
+        MissCode.RANGE,
+        lambda m, q, s, _: F.linear(torch.relu(q.float() * s), by_hand(m)),
+        lambda m, q, s, _: F.linear(torch.relu(q.float()) * s, by_hand(m)),
+    ),
+    (
+        "cast-to-8-bits",
+        MissCode.DTYPE,
+        lambda m, q, s, _: F.linear(torch.round(q * s / 0.05) * 0.05, by_hand(m)),
+        lambda m, q, s, _: F.linear(rounded(q * s), by_hand(m)),
+    ),
+    (
+        "quantize-behind-op",
+        MissCode.NOT_QUANTIZED,
+        lambda m, q, s, _: F.linear(F.leaky_relu(q.float() * s), by_hand(m)),
+        lambda m, q, s, _: F.linear(rounded(F.leaky_relu(q.float() * s)), by_hand(m)),
+    ),
+    (
+        "mask-by-fill",
+        MissCode.SHAPE,
+        lambda m, q, s, _: F.linear(q.float() * s * (q > 5).float(), by_hand(m)),
+        lambda m, q, s, _: F.linear((q.float() * s).masked_fill(q <= 5, 0), by_hand(m)),
+    ),
+    (
+        "one-scale-for-parts",
+        MissCode.GRANULARITY,
+        lambda m, q, s, _: F.linear(
+            torch.cat([q[:, :128] * s, q[:, 128:] * (s * 2)], 1), by_hand(m)
+        ),
+        lambda m, q, s, _: F.linear(torch.cat([q[:, :128] * s, q[:, 128:] * s], 1), by_hand(m)),
+    ),
+    (
+        "activation-scale-per-tensor",
+        MissCode.GRANULARITY,
+        lambda m, q, s, _: F.conv2d(
+            q.view(1, 64, 16, 16) * s[:, :, None] * m.s.view(16, 16), pointwise(m)
+        ),
+        lambda m, q, s, _: F.conv2d(q.view(1, 64, 16, 16) * s.amax(), pointwise(m)),
     ),
     (
         "activation-scale-per-row",

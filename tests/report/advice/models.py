@@ -53,6 +53,17 @@ def by_hand(m: Weighted) -> torch.Tensor:
     return made
 
 
+def pointwise(m: Weighted) -> torch.Tensor:
+    """The weight of a convolution of single pixels, dequantized by hand."""
+    return m.w.view(1024, 64, 1, 1).float() * 0.01
+
+
+def of_batch(m: Weighted) -> torch.Tensor:
+    """Four weights, dequantized by hand."""
+    made: torch.Tensor = m.w.view(4, SIZE // 4, SIZE).float() * m.s.view(4, -1, 1)
+    return made
+
+
 def static(x: torch.Tensor, scale: float = 0.05, dtype: torch.dtype = torch.int8) -> torch.Tensor:
     """Quantize and dequantize as PT2E does, with one scale."""
     info = torch.iinfo(dtype)

@@ -57,6 +57,11 @@ def may_divide_by_zero(node: Node) -> bool:
     return False
 
 
+def least_of(value: object) -> float:
+    """Return a positive lower bound of a number for any finite data; 0 if none is known."""
+    return max(_least(value, _DEPTH), 0.0)
+
+
 def _is_inverse_of_zero(node: Node) -> bool:
     a = arguments(node) if node.op == "call_function" else {}
     if is_call(node, aten.reciprocal.default):

@@ -41,7 +41,7 @@ _QUANTIZED = (
     ),
     Advice(
         "weight-on-the-right",
-        "transpose the activation: torch.nn.functional.linear(x.mT, weight).mT",
+        "multiply from the right: torch.bmm(x.mT, weights.mT).mT",
         (MissCode.PATTERN,),
         "the left operand is a constant, this op multiplies two activations",
     ),
@@ -104,7 +104,7 @@ _WRITTEN_OUT = (
         "cast it before the product: torch.clamp(...).to(torch.int8).float() * s",
         (MissCode.DTYPE,),
         "expected a cast to int8 or uint8",
-        "quantize-chain",
+        "quantize-chain|dequantize-scaled-operand",
     ),
     Advice(
         "quantize-without-eager-mode",
@@ -143,6 +143,25 @@ _WRITTEN_OUT = (
         "subtract an integer zero point first: (q.float() - zero_point) * scale",
         (MissCode.ORDER,),
         "the zero point is subtracted behind the scale",
+    ),
+    Advice(
+        "relu-before-scale",
+        "if that is positive, apply it before: torch.relu(q.float()) * scale",
+        (MissCode.RANGE,),
+        "the sign of the scale is not known, so the ReLU stays after it",
+    ),
+    Advice(
+        "quantize-behind-op",
+        "quantize its result too: torch.clamp(torch.round(y / s), -128, 127)",
+        (MissCode.NOT_QUANTIZED,),
+        "between the scale and the product computes in",
+    ),
+    Advice(
+        "mask-by-fill",
+        "if it is a mask of zeros and ones: x.masked_fill(mask == 0, 0)",
+        (MissCode.SHAPE,),
+        "has one entry per element, so it is only a factor",
+        "dequantize-(scaled-)?operand",
     ),
     Advice(
         "activation-in-8-bits",
@@ -263,15 +282,15 @@ _KERNELS = (
     Advice(
         "activation-scale-per-tensor",
         "give the activation one scale for all of it: x.abs().amax()",
-        (MissCode.NO_KERNEL,),
-        "the activation is scaled in blocks of .*, not per tensor",
-        "convolution",
+        (MissCode.NO_KERNEL, MissCode.GRANULARITY),
+        "the activation is scaled in blocks of .*, not per tensor|and a convolution reads one",
+        "convolution|dequantize-scaled-operand",
     ),
     Advice(
         "activation-scale-per-row",
         "give the activation one scale for all of it, or one per row",
         (MissCode.NO_KERNEL, MissCode.GRANULARITY),
-        "the activation is scaled in blocks|its scales have one entry per element together",
+        "the activation is scaled in blocks|its scales have one entry per element together; ",
     ),
     Advice(
         "activation-of-8-bits",
@@ -283,7 +302,7 @@ _KERNELS = (
         "float32",
         "compute in float32: model.float(), and float32 inputs",
         (MissCode.NO_KERNEL,),
-        "is computed in float64",
+        "(is computed|computes) in (torch\\.)?float64",
     ),
     Advice(
         "cache-folder",

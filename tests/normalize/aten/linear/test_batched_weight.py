@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -92,6 +94,56 @@ def test_quantized_activations() -> None:
     done = compiled(source, x)
     assert done.report.kernels["qfuse.linear_w8a8"] == E
     close(done(x), source(x), NOISE[torch.float32])
+
+
+View = Callable[[torch.Tensor], torch.Tensor]
+VIEWS: dict[str, tuple[tuple[int, ...], tuple[int, ...], View]] = {
+    "scales of rows": ((E * N, K), (E * N, 1), lambda w: w.view(E, N, K).mT),
+    "scales of columns": ((E * K, N), (1, N), lambda w: w.view(E, K, N)),
+    "scales of groups": ((E * K, N), (E * K, 1), lambda w: w.view(E, K, N)),
+    "one scale": ((E * K, N), (1, 1), lambda w: w.view(E, K, N)),
+    "split columns": ((K, E * N), (1, E * N), lambda w: w.view(K, E, N).permute(1, 0, 2)),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_batch_that_is_a_view_of_a_dequantized_matrix(name: str) -> None:
+    stored, grid, view = VIEWS[name]
+
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, view(s.get_buffer("w").float() * s.get_buffer("s")))
+
+    weight = torch.randint(-128, 128, stored, dtype=torch.int8)
+    source, x = Model(forward, w=weight, s=torch.rand(grid)), torch.randn(E, 5, K)
+    program = normalize(capture(source, (x,)))
+
+    assert [str(n.target) for n in program.graph.nodes].count("aten.linear.default") == E
+    close(compiled(source, x)(x), source(x), NOISE[torch.float32])
+
+
+@pytest.mark.numeric
+def test_a_batch_that_is_a_view_before_its_dequantize() -> None:
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        w, scale = s.get_buffer("w").view(E, N, K), s.get_buffer("s").repeat(E, 1, 1)
+        return torch.bmm(x, (w.float() * scale).mT)
+
+    weight = torch.randint(-128, 128, (E * N, K), dtype=torch.int8)
+    source, x = Model(forward, w=weight, s=torch.rand(1, N, 1)), torch.randn(E, 5, K)
+    program = normalize(capture(source, (x,)))
+
+    assert [str(n.target) for n in program.graph.nodes].count("aten.linear.default") == E
+    close(compiled(source, x)(x), source(x), NOISE[torch.float32])
+
+
+def test_refuses_scales_that_a_view_moves_off_the_grid() -> None:
+    def forward(s: Model, x: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(x, (s.get_buffer("w").float() * s.get_buffer("s")).view(E, K, N))
+
+    weight = torch.randint(-128, 128, (E * K * N // 24, 24), dtype=torch.int8)
+    found = miss(Model(forward, w=weight, s=torch.rand(1, 24)), torch.randn(E, 5, K))
+    assert found.code is MissCode.GRANULARITY
+    assert "moved after they are scaled" in found.reason
 
 
 def miss(source: Model, *args: torch.Tensor) -> Missed:

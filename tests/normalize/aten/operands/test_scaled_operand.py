@@ -23,11 +23,14 @@ from qfuse.ir.events import MissCode
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
 from qfuse.normalize.aten.operands.scaled_operand import DequantizeScaledOperand
+from qfuse.rewrite.driver import apply_rules
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel, per_tensor
+from qfuse.testing.run import run
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 RULE = DequantizeScaledOperand()
+TENSOR = str(per_tensor(3))
 
 
 class Activation:
@@ -104,9 +107,14 @@ const %t: float32[5, 1]
 %2 = aten.unsqueeze(%1, 0): float32[1, 1]
 %3 = aten.unsqueeze(%2, 0): float32[1, 1, 1]
 %4 = aten.div.Tensor(%s3, %3): float32[2, 3, 1]
-%5 = qfuse.dequantize(%q, %4, None, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int'): float32[2, 3, 8]
-%6 = aten.linear(%5, %0): float32[2, 3, 5]
-return (%6)
+%5 = aten.eq.Scalar(%3, 0): bool[1, 1, 1]
+%6 = aten.isinf(%s3): bool[2, 3, 1]
+%7 = aten.logical_or(%5, %6): bool[2, 3, 1]
+%8 = aten.clamp(%4, -3.4028234663852886e+38, 3.4028234663852886e+38): float32[2, 3, 1]
+%9 = aten.where.self(%7, %4, %8): float32[2, 3, 1]
+%10 = qfuse.dequantize(%q, %9, None, 'int8[-128,127] 1x1x* float32 float32:reciprocal:round-zp int'): float32[2, 3, 8]
+%11 = aten.linear(%10, %0): float32[2, 3, 5]
+return (%11)
 fired: dequantize-scaled-operand 1""",
     )
 
@@ -145,6 +153,13 @@ SPELLINGS: dict[str, Build] = {
     "a zero point": lambda a: a.div(
         a.b.call(aten.sub.Tensor, a.real(), a.zero(2, 3, 1, dtype=torch.int8)), a.arg()
     ),
+    "factors above a dequantize": lambda a: a.mul(
+        a.mul(
+            a.b.call(ops.dequantize, a.q, a.b.const("c", torch.full((1, 1, 1), 0.3)), None, TENSOR),
+            a.arg(2, 3, 1),
+        ),
+        2.5,
+    ),
     "moved": lambda a: a.b.call(aten.view.default, a.div(a.real(), a.arg(2, 3, 1)), [6, 8]),
 }
 
@@ -153,6 +168,8 @@ SPELLINGS: dict[str, Build] = {
 @pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_spellings(name: str, stored: torch.dtype) -> None:
+    if "dequantize" in name:
+        stored = torch.int8
     a = Activation(stored)
     program = a.linear(SPELLINGS[name](a))
 
@@ -177,6 +194,43 @@ def test_a_product_of_two_activations() -> None:
     assert calls(program).count("qfuse.dequantize") == 2
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("factors", [0, 1])
+def test_a_divisor_without_a_reciprocal_keeps_zeros(factors: int) -> None:
+    a = Activation()
+    x = a.real()
+    for _ in range(factors):
+        x = a.mul(x, a.arg(2, 3, 1))
+    program = a.linear(a.div(x, a.arg(2, 3, 1)))
+    a.inputs[0][:, 1:] = 0
+    # The last one is no number of float32 when it is inverted, and zero gives NaN.
+    a.inputs[-1][:, 1] = 1e-41
+    a.inputs[-1][0, 2] = 0
+
+    want = run(program, a.inputs)[0]
+    apply_rules(program, [RULE])
+    program.module.recompile()
+    got = run(program, a.inputs)[0]
+    assert bool((want[:, 1] == 0).all())
+    assert bool(want[0, 2].isnan().all())
+    torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_a_dequantize_alone_stays() -> None:
+    a = Activation()
+    one = a.b.const("c", torch.full((1, 1, 1), 0.3))
+    program = a.linear(a.b.call(ops.dequantize, a.q, one, None, TENSOR))
+    assert refusal(program, RULE)[0] is MissCode.PATTERN
+
+
+def test_what_multiplies_a_dequantize_need_not_be_a_scale() -> None:
+    a = Activation()
+    one = a.b.const("c", torch.full((1, 1, 1), 0.3))
+    x = a.b.call(ops.dequantize, a.q, one, None, TENSOR)
+    program = a.linear(a.mul(x, a.arg(2, 3, 8)))
+    assert not [miss for _, miss in apply_rules(program, [RULE]).misses if miss.progress > 1]
+
+
 REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "one scale per element": (
         MissCode.GRANULARITY,
@@ -198,6 +252,18 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
     "a negative number": (MissCode.RANGE, lambda a: a.div(a.real(), -2.0)),
     "zero": (MissCode.RANGE, lambda a: a.div(a.real(), 0.0)),
     "a factor per element": (MissCode.SHAPE, lambda a: a.mul(a.real(), a.arg(2, 3, 8))),
+    "an op behind the scale": (
+        MissCode.NOT_QUANTIZED,
+        lambda a: a.b.call(aten.leaky_relu.default, a.mul(a.real(), a.arg())),
+    ),
+    "a relu with a scale of any sign": (
+        MissCode.RANGE,
+        lambda a: a.b.call(aten.relu.default, a.mul(a.real(), a.arg())),
+    ),
+    "rounded floats": (
+        MissCode.DTYPE,
+        lambda a: a.mul(a.b.call(aten.round.default, a.arg(2, 3, 8)), a.arg(2, 3, 1)),
+    ),
     "wide integers": (MissCode.RANGE, lambda a: a.mul(a.real(), a.arg())),
 }
 

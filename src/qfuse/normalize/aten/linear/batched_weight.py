@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.movement.base import Movement, TensorMover
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_params
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, has_values, node_of, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import QuantSpec
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import same_size
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.lookup import lookup_of
 from qfuse.normalize.match.quantized_values import moved_constant, quantized_values
-from qfuse.normalize.match.views import transpose_source
+from qfuse.patterns.quantized_operand import moved_operand
 from qfuse.rewrite.prelude import (
     Exactness,
     Miss,
@@ -72,12 +74,13 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
 
         x[e], w[e] -> dequantize -> linear, for all e -> stack
 
-    Each weight then stays quantized and has the kernels of linears. A library may sum in another
+    Each weight then stays quantized and has the kernels of linears. The batch may be a view of a
+    dequantized matrix. A library may sum in another
     order, so this is rounding.
 
     Refuses: weights that are not constant, or not scaled before the product; scales shared by some
-    weights, or of two levels; many weights, and small ones, whose calls would cost more than they
-    save.
+    weights, or of two levels, or not on a grid behind a view; many weights, and small ones, whose
+    calls would cost more than they save.
     """
 
     name = "expand-batched-weight"
@@ -88,25 +91,23 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         """Match a product whose right factor is a batch of dequantized weights."""
         a = arguments(node)
         x, right = node_of(a["self"]), node_of(a["mat2" if "mat2" in a else "other"])
-        turned = transpose_source(right, _BATCHED)
-        made = as_dequantize(right if turned is None else turned)
+        movements, base = moved_operand(right)
+        made = as_dequantize(base)
         ranks = len(shape_of(x)), len(shape_of(right))
         if made is None or ranks != (_BATCHED, _BATCHED):
             return _no_weights(node, right)
-        params, q = constant_params(made.params), constant_of(made.q)
-        if q is None or params is None or not has_values(q):
+        params, home = constant_params(made.params), moved_constant(made.q)
+        if home is None or params is None or not has_values(home[1]):
             # A product of two activations is not a near miss: the weights are the core.
             text = "its weights are computed at run time"
             return Miss(MissCode.NOT_CONSTANT, made.q, text, progress=0)
-        spec, (scale, zero) = made.params.spec, params
-        refusal = _refuse(node, x, spec, q)
-        if refusal is not None:
-            return refusal
-        if turned is not None:
-            q, scale = q.transpose(1, 2), scale.transpose(1, 2)
-            zero = None if zero is None else zero.transpose(1, 2)
-            spec = spec.with_block((spec.block[0], spec.block[2], spec.block[1]))
-        return BatchedWeightSite(node, x, made.q, q, scale, zero, spec)
+        if made.params.spec.outer is not None:
+            return _refuse_blocks(node, made.params.spec)
+        stored = BatchedWeightSite(node, x, *home, *params, made.params.spec)
+        site = _moved(stored, movements)
+        if isinstance(site, Miss):
+            return site
+        return _refuse(node, x, site.spec, site.q) or site
 
     def rewrite(self, site: BatchedWeightSite, rw: Rewriter) -> None:
         """Add the linears, each with a constant of its own, and stack their results."""
@@ -127,12 +128,30 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         rw.replace(site.node, rw.call(aten.stack.default, results))
 
 
+def _moved(site: BatchedWeightSite, movements: Sequence[Movement]) -> BatchedWeightSite | Miss:
+    """Move weights and their parameters as they are moved behind the dequantize."""
+    mover = TensorMover()
+    for movement in reversed(movements):
+        moved = movement.forward(site.spec.block)
+        if isinstance(moved, Refusal):
+            text = "its weights are moved after they are scaled: {}"
+            return Miss(MissCode.GRANULARITY, movement.node, text, moved.reason, progress=3)
+        q, scale = movement.apply(mover, site.q), moved.apply(mover, site.scale)
+        zero = None if site.zero_point is None else moved.apply(mover, site.zero_point)
+        spec = site.spec.with_block(moved.block)
+        site = replace(site, q=q, scale=scale, zero_point=zero, spec=spec)
+    return site
+
+
 def _refuse(node: Node, x: Node, spec: QuantSpec, q: torch.Tensor) -> Miss | None:
-    count = q.shape[0]
-    if spec.outer is not None or (spec.block[0] != 1 and not covers(spec.block[0], count)):
-        text = "its weights are scaled in blocks of {}"
-        return Miss(MissCode.GRANULARITY, node, text, spec.block_text(), progress=3)
+    if spec.block[0] != 1 and not covers(spec.block[0], q.shape[0]):
+        return _refuse_blocks(node, spec)
     return refuse_calls(node, x, q)
+
+
+def _refuse_blocks(node: Node, spec: QuantSpec) -> Miss:
+    text = "its weights are scaled in blocks of {}"
+    return Miss(MissCode.GRANULARITY, node, text, spec.block_text(), progress=3)
 
 
 def refuse_calls(node: Node, x: Node, weights: torch.Tensor) -> Miss | None:

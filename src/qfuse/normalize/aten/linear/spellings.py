@@ -27,7 +27,7 @@ def _weight(value: Node) -> Node | None:
     return value if is_weight(value) else None
 
 
-def _shared_matrix(batched: Node) -> Node | None:
+def shared_matrix(batched: Node) -> Node | None:
     """Return the matrix that every batch entry of ``batched`` equals."""
     steps = (*SIZED_VIEWS, aten.unsqueeze.default, aten.expand.default, aten.clone.default)
     node, last = batched, shape_of(batched)[-_MATRIX:]
@@ -55,7 +55,7 @@ def _is_known(weight: Node) -> bool:
     return is_weight(weight)
 
 
-SHARED = Read("weight", _shared_matrix, "matrix of all batch entries").given(_is_known).core()
+SHARED = Read("weight", shared_matrix, "matrix of all batch entries").given(_is_known).core()
 """A weight ``[K, N]`` that all batch entries share."""
 
 

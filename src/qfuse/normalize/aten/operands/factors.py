@@ -14,11 +14,14 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, shape_of
-from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.spec import ZeroPointDomain, dtype_name
 from qfuse.ir.sizes import Size, is_one
-from qfuse.normalize.aten.qdq.scale_factor import Factor, scale_factor
+from qfuse.normalize.aten.qdq.scale_factor import Factor, is_per_element, scale_factor
 from qfuse.normalize.match.broadcast import block_of, padded
 from qfuse.normalize.match.quantized_values import QuantizedValues, quantized_values
+from qfuse.normalize.match.quotients import least_of
+from qfuse.normalize.match.signs import is_not_negative
 from qfuse.rewrite.pattern.base import is_tensor
 from qfuse.rewrite.prelude import Miss, MissCode, Node, Rewriter, arguments, aten
 
@@ -40,12 +43,19 @@ class ScaledValues:
         stored: The quantized values.
         factors: The product, its factor, and whether it divides; the one next to the values first.
         dtypes: The dtypes of the products and casts above the values.
+        path: The products and casts above the values; those that end with a dequantize start there.
     """
 
     value: Node
     stored: QuantizedValues
     factors: tuple[tuple[Node, Argument, bool], ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
+    path: tuple[Node, ...] = ()
+
+    @property
+    def is_dequantized(self) -> bool:
+        """Whether the values are a dequantize, whose scale is the first factor."""
+        return as_dequantize(self.value) is not None
 
 
 def scaled_values(node: Node, steps: int = _STEPS) -> ScaledValues | None:
@@ -53,15 +63,33 @@ def scaled_values(node: Node, steps: int = _STEPS) -> ScaledValues | None:
     stored = quantized_values(node)
     if stored is not None and dtype_of(stored.q) in BYTES:
         return None if is_constant_expression(stored.q) else ScaledValues(node, stored)
-    if steps == 0 or dtype_of(node) not in COMPUTE_DTYPES or as_dequantize(node) is not None:
+    if as_dequantize(node) is not None:
+        return _dequantized(node)
+    if steps == 0 or dtype_of(node) not in COMPUTE_DTYPES:
         return None
     for source, factor, divides in _sources(node):
         found = scaled_values(source, steps - 1)
         if found is None:
             continue
         known = (*found.factors, (node, factor, divides)) if factor is not None else found.factors
-        return ScaledValues(found.value, found.stored, known, (*found.dtypes, dtype_of(node)))
+        dtypes, path = (*found.dtypes, dtype_of(node)), (*found.path, node)
+        return ScaledValues(found.value, found.stored, known, dtypes, path)
     return None
+
+
+def _dequantized(node: Node) -> ScaledValues | None:
+    """View a dequantize of 8-bit values, computed at run time, with one scale per index at most."""
+    made = as_dequantize(node)
+    assert made is not None, "the caller looked"
+    spec, params = made.params.spec, made.params
+    whole = all(b == 1 or covers(b, n) for b, n in zip(spec.block, shape_of(node), strict=True))
+    integers = spec.domain in {ZeroPointDomain.NONE, ZeroPointDomain.INT}
+    if not (spec.is_plain and whole and integers) or dtype_of(made.q) not in BYTES:
+        return None
+    if is_constant_expression(made.q):
+        return None
+    stored = QuantizedValues(made.q, zero=params.zero_point)
+    return ScaledValues(node, stored, ((node, params.scale, False),), (dtype_of(node),))
 
 
 def wide_values(node: Node, steps: int = _STEPS) -> Node | None:
@@ -112,13 +140,39 @@ class TotalScale:
         # The first part is a factor if there is one: a divisor alone takes a reciprocal.
         for part, divides in sorted(self.parts, key=lambda each: each[1]):
             node = _cast(rw, part.build(rw), compute)
-            if total is None:
-                total = rw.call(aten.reciprocal.default, node) if divides else node
+            if divides:
+                total = _quotient(rw, total, node, _least(part))
             else:
-                op = aten.div.Tensor if divides else aten.mul.Tensor
-                total = rw.call(op, total, node)
+                total = node if total is None else rw.call(aten.mul.Tensor, total, node)
         assert total is not None, "there is a factor"
         return total
+
+
+def _least(divisor: Factor) -> float:
+    """Return a positive lower bound of a divisor; 0 if none is known."""
+    if divisor.value is not None:
+        return float(divisor.value.min()) if divisor.value.numel() else 0.0
+    return least_of(divisor.home) if is_not_negative(divisor.home) else 0.0
+
+
+def _quotient(rw: Rewriter, total: Node | None, divisor: Node, least: float) -> Node:
+    """Divide a scale; one that would overflow is the largest number, so that zeros stay zeros.
+
+    ``0 / 1e-40`` is 0, and ``0 * (1 / 1e-40)`` would be NaN. A divisor of zero and an infinite
+    scale give NaN in both.
+    """
+    info = torch.finfo(dtype_of(divisor))
+    if total is None:
+        made = rw.call(aten.reciprocal.default, divisor)
+    else:
+        made = rw.call(aten.div.Tensor, total, divisor)
+    if least >= (info.tiny if total is None else 1):
+        return made
+    keeps = rw.call(aten.eq.Scalar, divisor, 0)
+    if total is not None:
+        keeps = rw.call(aten.logical_or.default, keeps, rw.call(aten.isinf.default, total))
+    bounded = rw.call(aten.clamp.default, made, info.min, info.max)
+    return rw.call(aten.where.self, keeps, made, bounded)
 
 
 def total_scale(found: ScaledValues, compute: torch.dtype) -> TotalScale | Miss:
@@ -131,7 +185,7 @@ def total_scale(found: ScaledValues, compute: torch.dtype) -> TotalScale | Miss:
         parts.append((part, divides))
     grid = _joint([part.shape for part, _ in parts], len(shape))
     last = found.factors[-1][0]
-    if block_of(shape, grid) is None:
+    if block_of(shape, grid) is None or is_per_element(shape, grid):
         text = "its scales have one entry per element together"
         return Miss(MissCode.GRANULARITY, last, text, progress=2)
     known = _known(parts, compute)

@@ -41,6 +41,10 @@ _BETWEEN = (
     *(aten.view.default, aten.reshape.default, aten.permute.default, aten.transpose.int),
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor, aten.t.default),
     *(aten.expand.default, aten.flatten.using_ints, aten.contiguous.default),
+    # What takes zeros to zeros.
+    *(aten.relu.default, aten.clamp.default, aten.clamp_min.default, aten.cat.default),
+    *(aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.constant_pad_nd.default),
+    *(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf),
 )
 # Products that become one of these.
 _LIBRARY = (aten.addmm.default, aten.baddbmm.default, aten.einsum.default)
@@ -95,7 +99,7 @@ class NarrowActivation(Rule[WideActivation]):
         for dtype in BYTES:
             info = torch.iinfo(dtype)
             if bounds is not None and info.min <= bounds[0] and bounds[1] <= info.max:
-                if _is_multiplied(node):
+                if is_multiplied(node):
                     return WideActivation(node, wide, dtype)
                 return Miss(MissCode.PATTERN, node, "no product reads it", progress=0)
         text = "the {} integers are not known to fit in 8 bits"
@@ -130,7 +134,7 @@ def _wide_operands(node: Node) -> Iterator[Node]:
             yield wide
 
 
-def _is_multiplied(node: Node) -> bool:
+def is_multiplied(node: Node) -> bool:
     """Whether a product reads ``node``, perhaps moved and scaled."""
     seen: set[Node] = set()
     stack = [node]

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 
 from qfuse.ir.dtypes import COMPUTE_DTYPES, widens
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.schema import is_call, overload_of
+from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.base import Movement
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
@@ -27,6 +28,7 @@ from qfuse.normalize.aten.operands.factors import (
     total_scale,
     wide_values,
 )
+from qfuse.normalize.aten.operands.lift_above_scale import LiftAboveScale
 from qfuse.normalize.aten.operands.products import operands_of, replace_operand
 from qfuse.normalize.aten.qdq.scale_factor import Factor, exact_zero_factor
 from qfuse.normalize.match.broadcast import block_of
@@ -48,6 +50,8 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
+
+_LIFT = LiftAboveScale()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +94,9 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
         w -> dequantize -------------------------------+-> linear
 
     The activation of a linear or convolution with a quantized weight, or an operand of a product of
-    two quantized activations. Scales are computed in float32, whatever dtype the values have.
-    Applied when all other quantization has been found, and for products alone: others compute what
-    is written.
+    two quantized activations. The first scale of a layer's activation may be that of a dequantize.
+    Scales are computed in float32, whatever dtype the values have. Applied when all other
+    quantization has been found, and for products alone: others compute what is written.
 
     Rounding: the scales are multiplied first, and a divisor is a factor that is rounded.
 
@@ -118,6 +122,10 @@ class DequantizeScaledOperand(Rule[ScaledOperandSite]):
         for operand, values in zip(operands, found, strict=True):
             if values is not None:
                 site = _site(node, operand, values)
+                if isinstance(site, Miss) and values.is_dequantized:
+                    # What a dequantize is multiplied with need not be a scale.
+                    site.progress = 0
+                    return site
                 return site if weight is None else told(site)
         near = None if weight is None else _near(operands[0])
         if near is not None:
@@ -144,7 +152,7 @@ def _unread(operand: Node, *, layer: bool) -> ScaledValues | None:
     if not layer and is_scaled_activation(operand):
         return None
     found = scaled_values(moved_operand(operand)[1])
-    return found if found is not None and found.factors else None
+    return found if found is not None and found.factors and found.path else None
 
 
 def _site(product: Node, operand: Node, found: ScaledValues) -> ScaledOperandSite | Miss:
@@ -154,6 +162,9 @@ def _site(product: Node, operand: Node, found: ScaledValues) -> ScaledOperandSit
         return wrong
     scale = total_scale(found, torch.float32)
     if isinstance(scale, Miss):
+        if scale.code is MissCode.GRANULARITY and is_call(product, *CONVOLUTIONS):
+            text = "its scales have one entry per element together, and a convolution reads one"
+            return Miss(scale.code, scale.at, text, progress=2)
         return scale
     value, stored = found.value, found.stored
     whole = for_each_zero(scale.factor, stored.zero, shape_of(value))
@@ -185,14 +196,42 @@ def _near(operand: Node) -> Miss | None:
     base = moved_operand(operand)[1]
     while (source := cast_source(base)) is not None and dtype_of(source).is_floating_point:
         base = source
+    lifted = _LIFT.match(base) if is_call(base, *_LIFT.anchors) else None
+    if isinstance(lifted, Miss) and lifted.progress > 1:
+        return lifted
+    if _is_rounded(base):
+        text = "the rounded values stay in {}: expected a cast to int8 or uint8 behind a clamp"
+        return Miss(MissCode.DTYPE, base, text, dtype_name(dtype_of(base)), progress=2)
     if _is_shifted(base):
         text = "the zero point is subtracted behind the scale, so it is not an integer"
         return Miss(MissCode.ORDER, base, text, progress=2)
+    if _is_op_on_scaled(base):
+        text = "{} between the scale and the product computes in {}"
+        names = op_name(base), dtype_name(dtype_of(base))
+        return Miss(MissCode.NOT_QUANTIZED, base, text, *names, progress=2)
     wide = wide_values(base)
     if wide is None:
         return None
     text = "the activation is stored as {}, and not known to fit in 8 bits"
     return Miss(MissCode.RANGE, wide, text, dtype_of(wide), progress=2)
+
+
+def _is_op_on_scaled(node: Node) -> bool:
+    """Whether ``node`` computes on values that are scaled at run time, and on no others."""
+    if overload_of(node) is None or is_call(node, aten.mul.Tensor, aten.div.Tensor):
+        return False
+    inputs = [n for n in node.all_input_nodes if is_tensor(n) and dtype_of(n).is_floating_point]
+    found = [scaled_values(n) for n in inputs if constant_value(n) is None]
+    return bool(found) and all(
+        part is not None and part.factors and not part.is_dequantized for part in found
+    )
+
+
+def _is_rounded(node: Node) -> bool:
+    """Whether ``node`` scales values that are rounded, as in ``round(x / s) * s``."""
+    a = arguments(node) if is_call(node, aten.mul.Tensor, aten.div.Tensor) else {}
+    sides = [a.get("self"), a.get("other") if is_call(node, aten.mul.Tensor) else None]
+    return any(isinstance(n, Node) and is_call(n, aten.round.default) for n in sides)
 
 
 def _is_shifted(node: Node) -> bool:
@@ -204,5 +243,5 @@ def _is_shifted(node: Node) -> bool:
     if not is_tensor(values) or not is_tensor(other) or constant_value(other) is not None:
         return False
     found = scaled_values(values)
-    is_scaled = found is not None and bool(found.factors)
+    is_scaled = found is not None and bool(found.factors) and not found.is_dequantized
     return is_scaled and block_of(shape_of(values), shape_of(other)) is not None

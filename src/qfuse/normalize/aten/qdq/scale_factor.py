@@ -87,10 +87,11 @@ def scale_factor(
         return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
     if not is_tensor(by) or not dtype_of(by).is_floating_point:
         return _no_float(at, by)
-    if block_of(shape, shape_of(by)) is None:
+    same = same_shape(padded(shape_of(by), len(shape)), shape)
+    if block_of(shape, shape_of(by)) is None and not same:
         text = "a scale of shape {} does not tile quantized values of shape {}"
         return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)), tuple(shape))
-    if _is_per_element(shape, shape_of(by)):
+    if same or is_per_element(shape, shape_of(by)):
         text = "a scale of shape {} has one entry per element, so it is only a factor"
         return Miss(MissCode.SHAPE, by, text, tuple(shape_of(by)))
     value = parameter_value(by)
@@ -228,7 +229,8 @@ def check_range(node: Node, scale: torch.Tensor, spec: QuantSpec, *, shifted: bo
     return Miss(MissCode.RANGE, node, text, dtype_name(spec.float_dtype))
 
 
-def _is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:
+def is_per_element(shape: Sequence[Size], grid: Sequence[Size]) -> bool:
+    """Whether a scale of shape ``grid`` has an entry of its own for each element."""
     sizes = zip(shape, padded(grid, len(shape)), strict=True)
     return not any(not is_one(size) and is_one(count) for size, count in sizes)
 

@@ -1,0 +1,174 @@
+"""Quantized weights that are concatenated after their scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops import library as ops
+from qfuse.ir.ops.constants import constant_params
+from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import QuantParams, has_values, shape_of
+from qfuse.ir.quant.block import covers
+from qfuse.ir.quant.spec import QuantSpec
+from qfuse.normalize.match.constants import derived
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedWeights:
+    """A concatenation of dequantized constants.
+
+    Attributes:
+        node: The concatenation.
+        parts: The dequantizes.
+        axis: The axis along which they are joined.
+        spec: How all values are dequantized.
+    """
+
+    node: Node
+    parts: tuple[Dequantize, ...]
+    axis: int
+    spec: QuantSpec
+
+
+class MergeWeights(Rule[JoinedWeights]):
+    """``cat([dequantize(w), dequantize(v)])`` of constants becomes ``dequantize(cat([w, v]))``.
+
+    Before::
+
+        const w, s -> qfuse.dequantize --.
+        const v, t -> qfuse.dequantize --+-> cat
+
+    After::
+
+        const [w, v], const [s, t] -> qfuse.dequantize
+
+    The weights of queries, keys and values that are multiplied at once. A scale of a whole part is
+    repeated for its rows. Along other axes than the first all parts have the same scales.
+
+    Exact: each value is dequantized as before.
+
+    Refuses: parts that are computed at run time, have other users, or differ in dtype, range or
+    blocks; scales of two levels; scales that differ where they are not joined.
+    """
+
+    name = "merge-weights"
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.cat.default,)
+    exactness = Exactness.EXACT
+
+    def match(self, node: Node) -> JoinedWeights | Miss:
+        """Match a concatenation of dequantized constants of any sizes."""
+        a = arguments(node)
+        tensors = a["tensors"]
+        assert isinstance(tensors, (list, tuple)), "operands are a list"
+        found = [as_dequantize(part) for part in tensors if isinstance(part, Node)]
+        parts = [part for part in found if part is not None and _is_held(part)]
+        if not parts or len(parts) < len(found):
+            text = "it does not join dequantized weights"
+            return Miss(MissCode.PATTERN, node, text, progress=0)
+        # They would be in memory twice.
+        shared = next((part for part in parts if len(part.node.users) > 1), None)
+        if shared is not None:
+            text = "{} is used by other ops too"
+            return Miss(MissCode.SHARED, shared.node, text, shared.node.name)
+        axis = a["dim"]
+        assert isinstance(axis, int), "an axis is a number"
+        axis %= len(shape_of(node))
+        spec = _joined_spec(parts, axis)
+        if spec is None:
+            text = "the joined weights are quantized in different ways"
+            return Miss(MissCode.GRANULARITY, node, text, progress=2)
+        return JoinedWeights(node, tuple(parts), axis, spec)
+
+    def rewrite(self, site: JoinedWeights, rw: Rewriter) -> None:
+        """Join the constants, and dequantize them at once."""
+        home, axis = site.parts[0].q, site.axis
+        rows = [row for row in (_rows_of(part, axis) for part in site.parts) if row is not None]
+        q = derived(rw, home, torch.cat([row.q for row in rows], axis), "joined")
+        # Behind the first axis all parts have the same parameters.
+        joined = rows if axis == 0 else rows[:1]
+        scale = derived(rw, home, torch.cat([row.scale for row in joined]), "scale")
+        zero = None
+        if any(row.zero_point is not None for row in joined):
+            zeros = torch.cat([_zeros_of(row) for row in joined])
+            zero = derived(rw, home, zeros, "zero_point")
+        params = QuantParams(site.spec, scale, zero, None)
+        rw.replace(site.node, rw.call(ops.dequantize, *params.call_args(q)))
+
+
+def _joined_spec(parts: Sequence[Dequantize], axis: int) -> QuantSpec | None:
+    """Return how all parts are dequantized at once; ``None`` if they differ."""
+    rows = [_rows_of(part, axis) for part in parts]
+    specs = {_per_row(part.params.spec) if axis == 0 else part.params.spec for part in parts}
+    spec = next(iter(specs))
+    if len(specs) > 1 or not spec.is_plain or None in rows:
+        return None
+    same = all(row is not None and rows[0] is not None and row.equals(rows[0]) for row in rows)
+    return spec if axis == 0 or same else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Quantized values with parameters for each row."""
+
+    q: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+
+    def equals(self, other: _Rows) -> bool:
+        """Whether the parameters are the same bit by bit."""
+        zeros = _zeros_of(self), _zeros_of(other)
+        return torch.equal(self.scale, other.scale) and torch.equal(*zeros)
+
+
+def _is_held(part: Dequantize) -> bool:
+    """Whether a weight and its parameters are constants."""
+    q = constant_of(part.q)
+    return q is not None and has_values(q) and constant_params(part.params) is not None
+
+
+def _per_row(spec: QuantSpec) -> QuantSpec:
+    return spec.with_block((1, *spec.block[1:]), spec.outer)
+
+
+def _rows_of(part: Dequantize, axis: int) -> _Rows | None:
+    """Return a weight with its parameters, one for each row where rows are joined.
+
+    ``None`` if one block lies in several parts.
+    """
+    q, known = constant_of(part.q), constant_params(part.params)
+    block, count = part.params.spec.block[axis], shape_of(part.node)[axis]
+    whole = covers(block, count)
+    if q is None or known is None or not (whole or (axis == 0 and block == 1)):
+        return None
+    if axis != 0 and block is not None:
+        return None
+    scale, zero = (
+        None if value is None else _spread(value, q) if axis == 0 else value for value in known
+    )
+    return None if scale is None else _Rows(q, scale, zero)
+
+
+def _spread(value: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return value.expand(q.shape[0], *value.shape[1:])
+
+
+def _zeros_of(row: _Rows) -> torch.Tensor:
+    if row.zero_point is not None:
+        return row.zero_point
+    return torch.zeros(row.scale.shape, dtype=torch.int32)
