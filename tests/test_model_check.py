@@ -143,6 +143,7 @@ def test_sizes_that_depend_on_perturbed_values_tell_no_noise() -> None:
     captured = capture(Distinct().eval(), (x,))
     measured = ModelCheck.measure(captured, [x])
     (noise,) = measured.noise
+    assert isinstance(noise, torch.Tensor)
     assert noise.shape == measured.outputs[0].shape == torch.unique(x.round()).shape
     assert not noise.any()
     assert measured.judge([torch.unique(x.round())]).wrong is None
