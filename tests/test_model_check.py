@@ -137,7 +137,8 @@ def test_an_ambient_autocast_does_not_round_integer_products() -> None:
 def test_sizes_that_depend_on_perturbed_values_tell_no_noise() -> None:
     class Distinct(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.unique(x.round())
+            distinct: torch.Tensor = torch.unique(x.round())
+            return distinct
 
     x = torch.randn(8, 32)
     captured = capture(Distinct().eval(), (x,))
