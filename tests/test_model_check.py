@@ -132,3 +132,20 @@ def test_an_ambient_autocast_does_not_round_integer_products() -> None:
     plain = ModelCheck.measure(program, [x]).outputs[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(ModelCheck.measure(program, [x]).outputs[0], plain)
+
+
+def test_sizes_that_depend_on_perturbed_values_tell_no_noise() -> None:
+    class Distinct(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            distinct: torch.Tensor = torch.unique(x.round())
+            return distinct
+
+    x = torch.randn(8, 32)
+    captured = capture(Distinct().eval(), (x,))
+    measured = ModelCheck.measure(captured, [x])
+    (noise,) = measured.noise
+    assert isinstance(noise, torch.Tensor)
+    assert noise.shape == measured.outputs[0].shape == torch.unique(x.round()).shape
+    assert not noise.any()
+    assert measured.judge([torch.unique(x.round())]).wrong is None
+    assert measured.judge([torch.unique(x.round()) + 1]).wrong is not None

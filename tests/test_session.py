@@ -90,3 +90,16 @@ def test_later_compilations_have_no_setup(monkeypatch: pytest.MonkeyPatch) -> No
     report, _ = _explained([])
     assert report.facts.setup_seconds is None
     assert "setup" not in report.facts.rows()
+
+
+class Draws(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) + torch.rand(4)
+
+
+def test_the_random_state_is_that_of_the_caller() -> None:
+    before = torch.get_rng_state()
+    fast = qfuse.compile(Draws().eval(), (torch.ones(4),), options={"backend": "eager"})
+    assert torch.equal(torch.get_rng_state(), before)
+    fast(torch.ones(4))
+    assert not torch.equal(torch.get_rng_state(), before)

@@ -27,7 +27,7 @@ from qfuse.report import Report
 from qfuse.report.strict import require_quantized
 from qfuse.report.structured import log_report
 from qfuse.saving import StorableModule, kept_examples, read_model
-from qfuse.session import TRACING, Session, as_captured, cost_profile
+from qfuse.session import TRACING, Session, as_captured, cost_profile, kept_random_state
 from qfuse.targets import Target, checked_threads, limited_threads
 
 
@@ -289,5 +289,5 @@ def captured_model(  # noqa: PLR0913 - one keyword per option
     short = out_of_memory_errors("compiling the model")
     with short, TRACING, limited_threads(session.options.threads):
         graph, inputs = session.capture(model, args, kwargs, dynamic_shapes)
-        with as_captured():
+        with as_captured(), kept_random_state(graph):
             yield CapturedModel(session, graph, inputs, wanted, source)

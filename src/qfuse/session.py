@@ -18,6 +18,7 @@ from qfuse import kernels
 from qfuse.backends import Backend, BackendOptions, CompiledModule, chosen_backends
 from qfuse.capture import capture
 from qfuse.capture.give_up import give_up_weights
+from qfuse.capture.training import is_random
 from qfuse.cases import keep_cases
 from qfuse.cost import (
     CostModel,
@@ -57,6 +58,14 @@ _NOTICED_SECONDS = 0.5
 def as_captured() -> Iterator[None]:
     """Disable autocast and autograd: all casts of the graph are explicit nodes."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        yield
+
+
+@contextmanager
+def kept_random_state(captured: CapturedGraph) -> Iterator[None]:
+    """Restore the caller's random state: checks of values run a model, which may draw from it."""
+    draws = any(map(is_random, captured.graph.nodes))
+    with torch.random.fork_rng(devices=[], enabled=draws):
         yield
 
 

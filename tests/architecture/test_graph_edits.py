@@ -14,6 +14,7 @@ MAY_EDIT = {
     "rewrite/rewriter.py": "the only editor: keeps meta, provenance and the event list",
     "rewrite/transaction.py": "takes over what a rewritten copy of somebody's graph has become",
     "capture/module.py": "copies what torch.export made into a fresh plain graph",
+    "capture/grad.py": "changes an argument in a traced program for a while, and restores it",
     "backends/*.py": "builds the graph that it hands to its compiler; nobody reads it afterwards",
     "dynamo/weights.py": "copies a graph of Dynamo into one that holds its weights",
     "exported/build.py": "copies a lowered graph into that of an exported program",

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
 
 import qfuse
 from qfuse import CompiledModel, CompiledModelError
+from qfuse.passes._torch_api import new_mode
 from qfuse.targets import Target
 
 
@@ -196,3 +199,39 @@ def test_a_model_with_a_compiled_part_is_not_compiled_again(model: Model) -> Non
         qfuse.compile(model, (x,))
     with pytest.raises(qfuse.CaptureError, match=r"^the model was compiled by qfuse already"):
         qfuse.explain(model.encoder, (x,))
+
+
+def in_fake_mode(fast: CompiledModel, x: torch.Tensor) -> object:
+    with new_mode():
+        return fast(x)
+
+
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (in_fake_mode, "FakeTensorMode"),
+        (lambda fast, x: make_fx(fast)(x), "ProxyTorchDispatchMode"),
+        (lambda fast, x: torch.vmap(fast)(x[None]), r"a transform of torch\.func"),
+        (
+            lambda fast, x: torch.func.grad(lambda v: fast(v).sum())(x),
+            r"a transform of torch\.func",
+        ),
+        (lambda fast, x: torch.export.export(fast, (x,)), "FakeTensorMode"),
+    ],
+)
+def test_it_is_not_traced_or_transformed(
+    call: Callable[[CompiledModel, torch.Tensor], object], what: str
+) -> None:
+    """Compiled code would read the memory of tensors that have none, which ends the process."""
+    fast, x = compiled(nn.Linear(8, 8), torch.randn(3, 8)), torch.randn(3, 8)
+    with pytest.raises(CompiledModelError, match=f"this call is inside {what}") as error:
+        call(fast, x)
+    assert "the source model" in str(error.value.fix)
+
+
+def test_modes_that_count_do_not_matter() -> None:
+    fast, x = compiled(nn.Linear(8, 8), torch.randn(3, 8)), torch.randn(3, 8)
+    want = fast(x)
+    with FlopCounterMode(display=False) as counter:
+        assert torch.equal(fast(x), want)
+    assert counter.get_total_flops() > 0

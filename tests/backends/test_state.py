@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from tests.backends.conftest import Pair
+from torch import nn
 
+import qfuse
 from qfuse.backends import CompiledModule
 from qfuse.ir.errors import InputError
 
@@ -136,3 +140,36 @@ def test_a_deep_copy_has_its_own_state(module: tuple[CompiledModule, torch.nn.Mo
     assert torch.equal(second[3], first[3] + 2)
     for name, value in buffers.named_buffers():
         assert torch.equal(value, before[name]), name
+
+
+class Keeps(nn.Module):
+    """A part of a model that writes a buffer and never reads it."""
+
+    kept: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept.copy_(x)
+        return x * 2
+
+
+def test_a_buffer_that_is_only_written(tmp_path: Path) -> None:
+    part, x = Keeps(), torch.ones(4)
+    model = nn.Sequential(nn.Sequential(part), nn.ReLU()).eval()
+    fast = qfuse.compile(model, (x,), check="site", options={"backend": "eager"})
+    fast.save(tmp_path / "model.qfuse")
+    others = (
+        copy.deepcopy(fast),
+        pickle.loads(pickle.dumps(fast)),
+        qfuse.load(tmp_path / "model.qfuse"),
+    )
+    for other in others:
+        assert torch.equal(other(3 * x), 6 * x)
+        (written,) = other.runner.written([])
+        assert torch.equal(written, 3 * x)
+    assert torch.equal(part.kept, torch.zeros(4))
+    fast(x)
+    assert torch.equal(part.kept, x)

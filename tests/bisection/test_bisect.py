@@ -269,8 +269,11 @@ def test_the_command_names_the_rule_and_exits_with_1(
     assert "optimize/scale-tanh@tanh" in result.stdout
     assert "options={'without': ['scale-tanh']}" in result.stdout
     assert plan.is_file()
-    same = CliRunner().invoke(main, [*command, "--atol=1e-3"])
+    none = tmp_path / "none.json"
+    same = CliRunner().invoke(main, [*command, "--atol=1e-3", f"--save-plan={none}"])
     assert (same.exit_code, same.stdout.partition("\n")[0]) == (0, "the results do not differ")
+    assert "none.json is not written" in same.stderr
+    assert not none.exists()
     for text, word in (
         ("my_predicate", "is incomplete"),
         ("my_predicate:none", "my_predicate has no 'none'"),
@@ -278,3 +281,24 @@ def test_the_command_names_the_rule_and_exits_with_1(
         bad = CliRunner().invoke(main, [*command, f"--predicate={text}"])
         assert bad.exit_code == 1
         assert word in bad.output
+
+
+@pytest.mark.parametrize("given", [[], ["--atol=1", "--predicate=my:function"]])
+def test_the_command_says_which_of_its_options_to_give(given: list[str]) -> None:
+    result = CliRunner().invoke(main, ["bisect", "tests.bisection.models:twice", *given])
+    assert result.exit_code == 1
+    assert "--atol 1e-3" in result.stderr
+    assert "--predicate module:function" in result.stderr
+    assert "lambda" not in result.stderr
+
+
+class Draws(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) + torch.rand(4)
+
+
+def test_all_runs_draw_the_same_numbers() -> None:
+    given, before = torch.randn(4), torch.get_rng_state()
+    result = qfuse.bisect(Draws().eval(), (given,), atol=1e-6, options=OPTIONS)
+    assert not result.found, str(result)
+    assert torch.equal(torch.get_rng_state(), before)

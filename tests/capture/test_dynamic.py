@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.graphs.capture_models import Stack, assert_same_run, captured, module
+from torch import nn
 from torch.export import Dim
 
 from qfuse.capture import capture
@@ -181,3 +182,52 @@ def test_a_number_cannot_be_dynamic() -> None:
     model = module(lambda _self, x, k: x * k)
     with pytest.raises(CaptureError, match="k is a SymInt: only sizes of tensors may vary"):
         capture(model, (torch.randn(4), 3), dynamic_shapes={"x": None, "k": Dim.DYNAMIC})
+
+
+@pytest.mark.parametrize(
+    ("entry", "given"),
+    [
+        ({5: Dim.AUTO}, "the axis 5"),
+        ({-3: Dim.AUTO}, "the axis -3"),
+        ({"0": Dim.AUTO}, "the axis '0'"),
+        ((Dim.AUTO,), "a list of length 1"),
+    ],
+)
+def test_an_axis_that_an_input_does_not_have(entry: Any, given: str) -> None:
+    class Nested(nn.Module):
+        def forward(self, tree: dict[str, torch.Tensor]) -> torch.Tensor:
+            return tree["a"] * 2
+
+    with pytest.raises(CaptureError) as error:
+        capture(Nested(), ({"a": torch.ones(4, 8)},), dynamic_shapes={"tree": {"a": entry}})
+    what = f"dynamic_shapes has {given} for tree['a'], which has rank 2: its shape is [4, 8]"
+    assert error.value.what == what
+    assert "axes of tree['a'] by number (0, 1)" in str(error.value.fix)
+
+
+def test_a_scalar_has_no_axis() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        del self
+        return x * 2
+
+    with pytest.raises(CaptureError, match="the axis 0 for x, which has rank 0") as error:
+        capture(module(forward), (torch.tensor(2.0),), dynamic_shapes={"x": {0: Dim.AUTO}})
+    assert "leave x out" in str(error.value.fix)
+
+
+def test_an_axis_counted_from_the_end_has_its_name() -> None:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        del self
+        return x * 2
+
+    model, dims = module(forward), {-1: Dim("length", min=2, max=9)}
+    program = captured(model, torch.ones(4, 8), dynamic_shapes={"x": dims})
+    assert [s.label for s in program.signature.symbols.values()] == ["length"]
+    assert_same_run(program, model, torch.ones(4, 3))
+
+
+@pytest.mark.parametrize("shapes", [({0: Dim.AUTO}, None), {"x": {"y": None}}])
+def test_containers_that_differ_from_those_of_the_inputs(shapes: Any) -> None:
+    with pytest.raises(CaptureError) as error:
+        capture(Stack().eval(), (torch.ones(4, 32),), dynamic_shapes=shapes)
+    assert "dynamic_shapes" in str(error.value.fix) or "by number" in str(error.value.fix)

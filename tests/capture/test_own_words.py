@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
 from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError, TrainingError
+from qfuse.passes._torch_api import new_mode
 
 
 class Branch(nn.Module):
@@ -121,3 +125,46 @@ def test_dynamic_shapes_that_do_not_fit(shapes: object, words: str) -> None:
 def test_keywords_that_are_not_a_mapping() -> None:
     with pytest.raises(CaptureError, match=r"kwargs must be a mapping .*, got list\n  do: pass"):
         capture(nn.Linear(8, 8).eval(), (), [torch.randn(2, 8)])  # type: ignore[arg-type]
+
+
+def test_a_fake_tensor_has_no_values() -> None:
+    model, x = nn.Linear(8, 8).eval(), torch.randn(2, 8)
+    with new_mode() as mode:
+        unmade = nn.Linear(8, 8).eval()
+    for case, args, name in ((model, (mode.from_tensor(x),), "input"), (unmade, (x,), "weight")):
+        with pytest.raises(CaptureError, match=f"^{name} is a FakeTensor") as error:
+            capture(case, args)
+        assert "FakeTensorMode" in str(error.value.fix)
+
+
+def test_weights_of_inference_mode_cannot_be_traced() -> None:
+    with torch.inference_mode():
+        model = nn.Linear(8, 8).eval()
+    with pytest.raises(CaptureError, match=r"^weight was made in torch\.inference_mode") as error:
+        capture(model, (torch.randn(2, 8),))
+    assert "copy.deepcopy(model)" in str(error.value.fix)
+    capture(copy.deepcopy(model), (torch.randn(2, 8),))
+
+
+class Reshapes(nn.Module):
+    def __init__(self, write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.write(x) * 2
+
+
+@pytest.mark.parametrize(
+    "write", [lambda x: x.t_(), lambda x: x.set_(torch.ones(2)), lambda x: x.resize_(1, 4)]
+)
+def test_an_input_keeps_its_shape(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(CaptureError, match=r"^the model changes the shape, the strides") as error:
+        capture(Reshapes(write), (torch.randn(2, 4),))
+    assert "instead of x.t_()" in str(error.value.fix)
+
+
+def test_a_model_is_not_compiled_where_tensors_have_no_values() -> None:
+    model, x = nn.Linear(8, 8).eval(), torch.randn(2, 8)
+    with pytest.raises(CaptureError, match="is compiled inside FakeTensorMode"), new_mode():
+        capture(model, (x,))

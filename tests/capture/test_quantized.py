@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from tests.support.graphs.capture_models import Stack, assert_same_run, captured
+from torch import nn
 from torch.export import Dim
 
+from qfuse.capture import capture
+from qfuse.ir.errors import CaptureError
 from qfuse.zoo import _torchao_api as torchao_api
 
 pytestmark = pytest.mark.numeric
@@ -112,3 +115,20 @@ def test_float_weights_of_a_converted_model_are_left_out() -> None:
 
     assert len(held) == 4
     assert all(value.dtype == torch.int8 for value in held.values())
+
+
+def test_a_quantized_weight_is_not_a_result() -> None:
+    class Returns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = by_torchao(torchao_api.int8_dynamic)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.stack(x), self.stack.blocks[0].up.weight
+
+    with pytest.raises(
+        CaptureError, match=r"^the model returns stack\.blocks\.0\.up\.weight"
+    ) as error:
+        capture(Returns().eval(), (torch.randn(4, 32),))
+    assert "an Int8Tensor" in error.value.what
+    assert "dequantize()" in str(error.value.fix)

@@ -181,7 +181,7 @@ def test_refusals() -> None:
     with pytest.raises(qfuse.OptionsError, match="not one of"):
         optimize(program, options={"backend": "nobody"})
     assert qfuse.reports(optimize(program, target=TARGET))[0].facts.check == "pipeline"
-    with pytest.raises(qfuse.OptionsError, match="a ExportedProgram has no reports"):
+    with pytest.raises(qfuse.OptionsError, match="an ExportedProgram has no reports"):
         qfuse.reports(program)
 
 
@@ -227,3 +227,27 @@ def test_an_input_with_the_name_of_a_builtin_survives_decompositions() -> None:
 
     assert fast.graph_signature.user_inputs == again.graph_signature.user_inputs == ("input",)
     assert torch.equal(again.module()(x), fast.module()(x))
+
+
+class Keeps(nn.Module):
+    """A model that writes a buffer and never reads it."""
+
+    kept: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 32)
+        self.register_buffer("kept", torch.zeros(8, 32))
+
+    def forward(self, x: torch.Tensor) -> None:
+        self.kept.copy_(self.linear(x))
+
+
+@QUIET
+def test_a_buffer_that_is_only_written() -> None:
+    model, x = quantized(Keeps()), torch.randn(8, 64)
+    program = optimize(torch.export.export(model, (x,)), target=TARGET, options=WITHOUT)
+    fast = program.module()
+    assert fast(x) is None
+    model(x)
+    torch.testing.assert_close(fast.get_buffer("kept"), model.kept)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qfuse.ir.errors import ModelFileError, OptionsError
-from qfuse.ir.files import check_folder, check_replaceable, write_output
+from qfuse.ir.files import check_folder, check_replaceable, parse_json, write_output
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
@@ -42,3 +42,9 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
         check_replaceable(tmp_path / "no" / "file")
     for name in ("file", "new", "x" * 300):
         check_replaceable(tmp_path / name)
+
+
+def test_json_that_is_nested_too_deeply_is_malformed() -> None:
+    assert parse_json('{"a": [1]}') == {"a": [1]}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 100_000)

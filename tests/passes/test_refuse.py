@@ -136,7 +136,7 @@ REFUSED = [
     (nested, r"contains a subgraph"),
     (without_an_attribute, r"no attribute gone"),
     (without_values, r"has no meta.*example inputs"),
-    (of_other_things, r"uses a int, not a tensor"),
+    (of_other_things, r"uses an int, not a tensor"),
 ]
 
 
@@ -269,7 +269,7 @@ def test_an_error_of_a_rule_leaves_the_module_as_it_was(monkeypatch: pytest.Monk
         ({"equality": "close"}, "equality='close' is not one of 'exact', 'assumed'"),
         ({"spelling": "loud"}, "spelling='loud'"),
         ({"cost": 3}, "cost must be a CostModel"),
-        ({"dialects": [3]}, "dialects holds a int"),
+        ({"dialects": [3]}, "dialects holds an int"),
     ],
 )
 def test_refuses_options_that_there_are_not(options: dict[str, Any], text: str) -> None:

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.support.graphs.reported_models import Blocks
@@ -220,6 +221,16 @@ def test_what_does_not_belong_to_the_report_is_refused(
     with pytest.raises(OptionsError, match=r"sqnr has 'blocks\.7'") as error:
         fast.report.to_html(to, sqnr={"blocks.0": 3.0, "blocks.7": 3.0})
     assert "blocks.1" in str(error.value.fix)
+    for wrong, what in (
+        ({"blocks.0": "x"}, "sqnr has 'x' for 'blocks.0', a str"),
+        ({"blocks.0": None}, "sqnr has None for 'blocks.0'"),
+        ({"blocks.0": True}, "sqnr has True for 'blocks.0', a bool"),
+        ({3: 31.5}, "sqnr has the key 3, an int"),
+        ([("blocks.0", 31.5)], "sqnr is a list"),
+    ):
+        with pytest.raises(OptionsError, match=re.escape(what)) as error:
+            fast.report.to_html(to, sqnr=wrong)  # type: ignore[arg-type]
+        assert "ratio in dB" in str(error.value.fix)
     with pytest.raises(OptionsError, match="profile is a str"):
         fast.report.to_html(to, profile="x")  # type: ignore[arg-type]
     with pytest.raises(OptionsError, match="there is no folder"):
@@ -232,3 +243,10 @@ def test_numbers_that_are_not_finite_are_left_out(value: float) -> None:
     report, _ = many_sites(5)
 
     assert data_of(page_html(report, None, {"layers.0": value}))["sqnr"] == {}
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    report, _ = many_sites(5)
+
+    page = page_html(report, None, {"layers.0": np.float32(31.5)})  # type: ignore[dict-item]
+    assert data_of(page)["sqnr"] == {"layers.0": 31.5}

@@ -115,6 +115,9 @@ DAMAGE: dict[str, tuple[Callable[[bytearray], object], str]] = {
     "one bit of the manifest": (flip(70), "damaged or truncated"),
     "one bit of the code": (flip(4096 + 17), "bytes of 'code'"),
     "one bit of the weights": (flip(-5), "bytes of 'weights'"),
+    "one bit before the manifest": (flip(60), "bytes between its parts"),
+    "one bit before the code": (flip(4095), "bytes between its parts"),
+    "one bit before the weights": (flip(4096 + 5000), "bytes between its parts"),
     "a newer format": (with_manifest(format=2), r"format 2, and .* reads 1"),
     "a zip archive": (lambda d: d.__setitem__(slice(0, 4), b"PK\x03\x04"), "not a compiled model"),
 }  # fmt: skip
@@ -131,15 +134,12 @@ def test_damage_is_found(file: Path, damage: str) -> None:
 
 
 def test_every_byte_is_covered(file: Path) -> None:
-    """But for the padding between members, which nothing reads."""
-    opened = open_file(file)
-    size = file.stat().st_size
-    used = {*range(64 + struct.unpack_from("<Q", file.read_bytes(), 16)[0])} - {*range(56, 64)}
-    for name in MEMBERS:
-        begin, length = opened.place(name)
-        used |= set(range(begin, begin + length))
+    """Those of the padding between members too, which nothing reads."""
     whole = file.read_bytes()
-    for position in [p for p in range(0, size, 97) if p in used]:
+    (length,) = struct.unpack_from("<Q", whole, 16)
+    ends = [begin + size for begin, size in map(open_file(file).place, MEMBERS)]
+    edges = [56, 63, 64 + length, 4095, *(e + n for e in ends[:-1] for n in (0, -e % 4096 - 1))]
+    for position in [*range(0, len(whole), 97), *edges]:
         data = bytearray(whole)
         data[position] ^= 0x40
         with pytest.raises(ModelFileError):

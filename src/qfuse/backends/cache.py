@@ -24,6 +24,7 @@ from safetensors.torch import load, save
 
 from qfuse.backends.key import constant_digest
 from qfuse.ir.errors import CacheError
+from qfuse.ir.files import parse_json
 from qfuse.ir.locks import locked
 from qfuse.kernels.compilation.scratch import scratch_folder
 
@@ -158,7 +159,7 @@ def read_entry(folder: Path, key: str, constants: Mapping[str, torch.Tensor]) ->
         CacheError: It is incomplete, modified, of another key, or was compiled with other values.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = parse_json((folder / _MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != _FORMAT or manifest["key"] != key:
             raise CacheError("it has another format or program")
         package, extras = (_read(folder, name, manifest) for name in (_MODEL, _EXTRAS))

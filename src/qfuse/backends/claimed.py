@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
 from qfuse.backends.eager import EagerRunner, run_eagerly
 from qfuse.ir.errors import BackendError
 from qfuse.ir.foreign import call_foreign
+from qfuse.ir.graph.buffers import with_graph
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, place_of
 
 
@@ -67,7 +68,8 @@ def run_claimed(lowered: LoweredGraph, backends: Sequence[Implements]) -> Claime
         # The items of a claimed node are taken from what its function returns.
         if claim is not None and node.target is not operator.getitem:
             copied.target = _implementation(by_name[claim], node)
-    module = GraphModule(lowered.module, twin)
+    written = [mutation.buffer for mutation in lowered.signature.mutations]
+    module = with_graph(lowered.module, twin, written)
     runner = run_eagerly(LoweredGraph(module, lowered.signature, lowered.log))
     return ClaimedRunner(", ".join(by_name), runner)
 

@@ -14,6 +14,7 @@ from qfuse.backends.layout import dense_strides
 from qfuse.backends.runner import Runner
 from qfuse.ir.errors import CompiledModelError
 from qfuse.ir.graph.stage_graph import Signature
+from qfuse.ir.signature._tree_api import tracing
 from qfuse.ir.signature.caller import Caller
 from qfuse.targets import checked_threads, set_threads
 
@@ -85,6 +86,8 @@ class CompiledModule(nn.Module):
 
         Raises:
             InputError: The arguments do not match the captured signature; nothing was run.
+            CompiledModelError: The call is traced, as by ``make_fx``, or transformed, as by
+                ``torch.vmap``.
         """
         # What `nn.Module` does around every call would cost a microsecond.
         if self._forward_pre_hooks or self._forward_hooks:
@@ -99,6 +102,12 @@ class CompiledModule(nn.Module):
         # Dynamo breaks its graph around the call: packages do not run on its fake tensors.
         if torch.compiler.is_dynamo_compiling():
             return _untraced(self._entry, args, kwargs)
+        what = tracing()
+        if what:
+            raise _refusal(
+                f"traced or transformed, and this call is inside {what}",
+                "trace, export or transform the source model",
+            )
         return self._entry(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from qfuse.ir.graph.buffers import set_buffer, with_graph
 from qfuse.ir.graph.memory import address_of, write_values
 from qfuse.ir.graph.stage_graph import LoweredGraph, Mutation
 
@@ -72,11 +73,10 @@ class EagerRunner:
             for n, b in self.module.named_buffers(remove_duplicate=False)
             if address_of(b) in memory
         }
-        module = GraphModule(self.module, copy.deepcopy(self.module.graph))
+        module = with_graph(self.module, copy.deepcopy(self.module.graph), names)
         # One ``deepcopy``, so that aliases stay aliases in the copy.
         for name, value in copy.deepcopy(own).items():
-            owner, _, attribute = name.rpartition(".")
-            module.get_submodule(owner).register_buffer(attribute, value)
+            set_buffer(module, name, value)
         return replace(self, module=module, turn=Lock())
 
     def _target(self, mutation: Mutation, inputs: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from qfuse.backends.layout import size_hint
 from qfuse.backends.prepare import Program
 from qfuse.ir.errors import CacheError
+from qfuse.ir.words import a_kind
 
 BAKED_BYTES = 1024
 """Constants up to this size are keyed by value, since compilers inline small constants.
@@ -170,4 +171,4 @@ class _Writer:
                 items = sorted((repr(k), self._value(v, names)) for k, v in value.items())
                 return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
             case _:
-                raise CacheError(f"a {type(value).__name__} has no stable text")
+                raise CacheError(f"{a_kind(value)} has no stable text")

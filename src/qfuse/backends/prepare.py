@@ -21,6 +21,7 @@ from qfuse.backends.layout import Layout, dense_strides
 from qfuse.ir.errors import BackendError
 from qfuse.ir.graph.memory import address_of
 from qfuse.ir.graph.stage_graph import MUTABLE_META, InputSpec, LoweredGraph, Mutation, place_of
+from qfuse.ir.words import a_kind
 
 aten = torch.ops.aten
 
@@ -339,4 +340,4 @@ def _attribute(module: torch.nn.Module, target: str) -> object:
 def _kind(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"a {value.layout} tensor"
-    return f"a {type(value).__name__}"
+    return a_kind(value)

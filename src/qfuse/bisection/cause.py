@@ -19,7 +19,7 @@ from qfuse.kernels import KernelLibrary
 from qfuse.options import BuiltinBackend, Options
 from qfuse.pipeline import Plan
 from qfuse.plans.fit import recorded_off
-from qfuse.session import TRACING, Session, as_captured, examples_of
+from qfuse.session import TRACING, Session, as_captured, examples_of, kept_random_state
 from qfuse.targets import Target
 
 
@@ -72,7 +72,7 @@ def bisect(  # noqa: PLR0913 - one keyword per option
         say("running the model")
         with running_examples():
             expected = call.run_source(model, captured)
-        with as_captured():
+        with as_captured(), kept_random_state(captured):
             own = call.run_graph(captured)
             if judge(own, expected):
                 check_predicate(differs, own, expected)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,16 +21,26 @@ from qfuse.ir.signature.run import run_flat
 
 @dataclass(frozen=True, slots=True)
 class ExampleCall:
-    """Arguments of a call; runs get copies, since a model may write to them."""
+    """Arguments of a call; runs get copies, since a model may write to them.
+
+    All runs begin with the caller's random state, and draw the same numbers.
+    """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    _random: torch.Tensor = field(default_factory=torch.get_rng_state)
 
     def copies(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return copies of the arguments; tensors keep what they share among each other."""
         with torch.no_grad():
             args, kwargs = copy.deepcopy((self.args, dict(self.kwargs)))
         return args, kwargs
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self._random)
+            yield
 
     def run_source(self, model: Module | ExportedProgram, captured: StageGraph) -> Any:
         """Return the result of the model, whose buffers are restored.
@@ -41,7 +52,7 @@ class ExampleCall:
         args, kwargs = self.copies()
         state = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         try:
-            with torch.no_grad(), untouched(model):
+            with torch.no_grad(), untouched(model), self._drawing():
                 return copy.deepcopy(model(*args, **kwargs))
         finally:
             with torch.no_grad():
@@ -53,10 +64,12 @@ class ExampleCall:
         args, kwargs = self.copies()
         caller = Caller(program.signature)
         leaves = caller.bind(args, kwargs)
-        outputs = run_flat(program.module, caller.check(leaves))
+        with self._drawing():
+            outputs = run_flat(program.module, caller.check(leaves))
         return caller.rebuild(list(outputs[len(program.signature.mutations) :]), leaves)
 
     def run_compiled(self, program: StageGraph, runner: Runner) -> Any:
         """Return the result of compiled code, on a copy of its state."""
         args, kwargs = self.copies()
-        return CompiledModule(program.signature, runner.fork())(*args, **kwargs)
+        with self._drawing():
+            return CompiledModule(program.signature, runner.fork())(*args, **kwargs)

@@ -26,13 +26,15 @@ from qfuse.capture._export_api import (
 from qfuse.capture.aliasing import returned_inputs, written_inputs
 from qfuse.capture.constants import (
     check_names,
+    check_returned,
     check_written,
     collect_constants,
     writes_shared_buffer,
 )
 from qfuse.capture.containers import note_cache
 from qfuse.capture.diagnose import capture_error, empty_error
-from qfuse.capture.example import Leaf, Parameters, leaves_of, read_call
+from qfuse.capture.example import Leaf, Parameters, fake_error, leaves_of, read_call
+from qfuse.capture.grad import without_grad
 from qfuse.capture.inner_graphs import restore_origins
 from qfuse.capture.module import build_module
 from qfuse.capture.numbers import KnownNumbers
@@ -46,8 +48,9 @@ from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.stage_graph import MUTABLE_META, CapturedGraph
 from qfuse.ir.ops import library as ops
-from qfuse.ir.signature._tree_api import unflatten
+from qfuse.ir.signature._tree_api import is_fake_tensor, tracing, unflatten
 from qfuse.ir.signature.caller import Caller
+from qfuse.ir.words import a_kind
 
 _ASSIGNED = "assigned during export"
 _ATTRIBUTE = re.compile(r"self\.[^\s,]+")
@@ -109,6 +112,12 @@ def capture(
         CaptureError: The model cannot be captured; the message names the source line and a fix.
         InputError: ``model`` is a program, and the example does not match it.
     """
+    what = tracing()
+    if what:
+        raise CaptureError(
+            f"the model is compiled inside {what}, where tensors have no values",
+            fix="compile it outside of that",
+        )
     log = EventLog()
     if isinstance(model, ExportedProgram):
         traced = _given(model, dynamic_shapes)
@@ -148,7 +157,7 @@ def _trace(
     check_preparation(model)
     check_modules(model)
     new_args, new_kwargs, parameters = read_call(model, args, kwargs)
-    _check_meta(model, leaves_of((new_args, new_kwargs), parameters, None))
+    _check_values(model, leaves_of((new_args, new_kwargs), parameters, dynamic_shapes))
     for name, value in parameters.name(new_args, new_kwargs):
         text = note_cache(name, value)
         if text is not None:
@@ -224,7 +233,7 @@ def _check_model(model: object) -> None:
         )
     if not isinstance(model, torch.nn.Module):
         raise CaptureError(
-            f"the model is a {type(model).__name__}",
+            f"the model is {a_kind(model)}",
             fix="pass a torch.nn.Module, a torch.export.ExportedProgram, or the result of "
             "convert_pt2e",
         )
@@ -235,9 +244,18 @@ def _check_model(model: object) -> None:
         )
 
 
-def _check_meta(model: torch.nn.Module, inputs: Iterable[Leaf]) -> None:
-    """Refuse a call of which some tensors are on the meta device."""
+def _check_values(model: torch.nn.Module, inputs: Iterable[Leaf]) -> None:
+    """Refuse weights that cannot be traced, and a call with some tensors on the meta device."""
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in named.items():
+        if is_fake_tensor(value):
+            raise fake_error(name)
+        if value.is_inference():
+            raise CaptureError(
+                f"{name} was made in torch.inference_mode, where nothing can be traced",
+                fix="make and quantize the model outside of that mode, with torch.no_grad() if "
+                "need be, or pass copy.deepcopy(model)",
+            )
     given = {leaf.name: leaf.value for leaf in inputs if isinstance(leaf.value, torch.Tensor)}
     if all(value.is_meta for value in (*named.values(), *given.values())):
         return
@@ -297,8 +315,9 @@ def _what_it_does(name: str) -> tuple[str, str]:
 def _make_functional(traced: _Traced, dynamic_shapes: Any, log: EventLog) -> CapturedGraph:
     check_names(traced.program)
     check_written(traced.program, written_inputs(traced.program))
+    check_returned(traced.program)
     try:
-        with _warnings_to(log):
+        with _warnings_to(log), without_grad(traced.program):
             program = decompose(traced.program, autocast=traced.autocast)
     except trace_errors() as error:
         raise capture_error(error, "making the graph functional") from error

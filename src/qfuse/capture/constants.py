@@ -10,6 +10,8 @@ from torch.export.graph_signature import InputKind, InputSpec
 
 from qfuse.capture._export_api import CONSTANT_KINDS, plain_parts
 from qfuse.ir.errors import CaptureError
+from qfuse.ir.signature._tree_api import is_subclass
+from qfuse.ir.words import a_kind
 
 
 def collect_constants(
@@ -86,6 +88,24 @@ def check_written(traced: ExportedProgram, written: set[str]) -> None:
                     f"forward writes {spec.target}, which shares memory with {other.target}",
                     fix="keep one of them as a buffer, and take views of it in forward",
                 )
+
+
+def check_returned(program: ExportedProgram) -> None:
+    """Refuse a result that is a quantized weight, of which only the parts are in a plain graph.
+
+    Raises:
+        CaptureError: There is one, as of a graph that Dynamo breaks in the code of the tensor.
+    """
+    held = {s.arg.name: s.target for s in program.graph_signature.input_specs}
+    values = _tensors(program)
+    for output in program.graph_signature.output_specs:
+        name = held.get(getattr(output.arg, "name", "")) or ""
+        value = values.get(name)
+        if is_subclass(value):
+            raise CaptureError(
+                f"the model returns {name}, {a_kind(value)}, and results are plain tensors",
+                fix="return a tensor that is computed from it, such as its dequantize()",
+            )
 
 
 def writes_shared_buffer(

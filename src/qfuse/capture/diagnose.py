@@ -40,6 +40,7 @@ _FIXES = {
     "class with torch.export.register_dataclass",
     "output": "return tensors and containers that torch knows; for a transformers model pass "
     "use_cache=False, or register the class with torch.export.register_dataclass",
+    "shape": "use x = x.t() instead of x.t_(), and so on, which leaves the input as it is",
     "sizes": "declare the sizes that the model allows in dynamic_shapes; examples of at least 2",
 }
 # For errors that torch raises without a specific type.
@@ -47,6 +48,7 @@ _PATTERNS = (
     (r"is not in the constants dictionary", "container"),
     (r"found at least two devices.*\bmeta\b", "meta"),
     (r"expected sympy\.Symbol", "file"),
+    (r"num_mutated_inp_runtime_indices|a set_ on a graph input", "shape"),
     (r"in output, which is not a known type", "output"),
     (r"Unsupported input type", "input"),
     (
@@ -78,8 +80,10 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
         fix = _suggested_fix(suggested["fixes"])
     elif (outside := _OUT_OF_RANGE.search(text)) is not None:
         fix = f"declare a range with the example's size {outside['size']}, or give another example"
-    elif "(expected None, an int, a Dim" in text:
+    elif "(expected None, an int, a Dim" in text or "(expected either a list/tuple" in text:
         fix = 'as in dynamic_shapes={"x": {0: torch.export.Dim("batch", min=1, max=64)}}'
+    elif "structure of `inputs` and `dynamic_shapes`" in text:
+        fix = "give dynamic_shapes the containers of the inputs, with None where nothing varies"
     elif names is not None:
         fix = f"use the names of the inputs as the keys of dynamic_shapes: {names['names']}"
     else:
@@ -87,6 +91,7 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
     if "specialized it to be a constant (1)" in text or "hint of 1" in text:
         fix = "use example inputs whose dynamic axes are at least 2 long, and Dim(..., min=1)"
     headline = {
+        "shape": "the model changes the shape, the strides or the memory of an input in place",
         "data": "a branch or a size in the model depends on the values of a tensor",
         "meta": "a tensor that the model uses is on the meta device, so it has no values",
         "sizes": "the dynamic sizes do not fit the model",

@@ -12,8 +12,9 @@ import torch
 from qfuse.capture._export_api import flatten, flatten_with_paths
 from qfuse.capture.containers import register_caches, verify_cache
 from qfuse.ir.errors import CaptureError
-from qfuse.ir.signature._tree_api import is_subclass, unflatten
+from qfuse.ir.signature._tree_api import is_fake_tensor, is_subclass, unflatten
 from qfuse.ir.sizes import axis_order
+from qfuse.ir.words import a_kind
 
 _CONSTANTS = (int, float, bool, str, type(None))
 
@@ -136,12 +137,13 @@ def leaves_of(
         top = [key] if isinstance(dynamic_shapes, Sequence) else [name.split("[")[0]]
         if group == 0 and key >= len(parameters.names) and parameters.rest is not None:
             top = [parameters.rest, key - len(parameters.names)]
-        dims = _dims(dynamic_shapes, [*top, *(k for k, _ in rest)])
+        entry = _entry(dynamic_shapes, [*top, *(k for k, _ in rest)])
+        dims = _dims(name + below, value, entry)
         found.append(Leaf(name + below, source + below, value, dims))
     return found
 
 
-def _dims(shapes: Any, keys: list[Any]) -> dict[int, Any]:
+def _entry(shapes: Any, keys: list[Any]) -> Any:
     """Walk down a tree of dynamic shapes; torch.export reports mismatches."""
     for key in keys:
         match shapes:
@@ -150,16 +152,42 @@ def _dims(shapes: Any, keys: list[Any]) -> dict[int, Any]:
             case list() | tuple() if isinstance(key, int) and key < len(shapes):
                 shapes = shapes[key]
             case _:
-                return {}
-    match shapes:
+                return None
+    return shapes
+
+
+def _dims(name: str, value: Any, entry: Any) -> dict[int, Any]:
+    """Return the entry of ``dynamic_shapes`` for an input by axis, counted from the first one.
+
+    Raises:
+        CaptureError: It has an axis that the input does not have.
+    """
+    # A program that was saved without its example has no values.
+    rank = value.ndim if isinstance(value, torch.Tensor) else None
+    match entry:
         case Mapping():
-            return {axis: dim for axis, dim in shapes.items() if isinstance(axis, int)}
+            for axis in entry:
+                if rank is not None and not (isinstance(axis, int) and -rank <= axis < rank):
+                    raise _no_axis(name, value, f"the axis {axis!r}")
+            return {axis % rank if rank else axis: dim for axis, dim in entry.items()}
         case list() | tuple():
-            return dict(enumerate(shapes))
-        case None:
-            return {}
+            if rank is not None and len(entry) != rank:
+                raise _no_axis(name, value, f"a list of length {len(entry)}")
+            return dict(enumerate(entry))
         case _:
-            return {0: shapes}
+            return {} if entry is None else {0: entry}
+
+
+def _no_axis(name: str, value: torch.Tensor, given: str) -> CaptureError:
+    rank = value.ndim
+    axes = ", ".join(map(str, range(rank)))
+    return CaptureError(
+        f"dynamic_shapes has {given} for {name}, which has rank {rank}: its shape is "
+        f"{list(value.shape)}",
+        fix=f"name axes of {name} by number ({axes}), or give a list with one entry for each"
+        if rank
+        else f"leave {name} out: it has no axes, so nothing of it can vary; None stands for that",
+    )
 
 
 def is_dynamic(dim: Any) -> bool:
@@ -172,19 +200,29 @@ def _check_leaves(leaves: list[Leaf]) -> None:
     for leaf in leaves:
         value = leaf.value
         if isinstance(value, torch.Tensor):
+            if is_fake_tensor(value):
+                raise fake_error(leaf.name)
             if is_subclass(value) or value.layout is not torch.strided:
                 raise CaptureError(
-                    f"{leaf.name} is a {type(value).__name__} of layout {value.layout}: "
+                    f"{leaf.name} is {a_kind(value)} of layout {value.layout}: "
                     "inputs are plain tensors",
                     fix="pass a dense plain tensor; quantized tensors belong in the model",
                 )
         elif not isinstance(value, _CONSTANTS):
             raise CaptureError(
-                f"{leaf.name} is a {type(value).__name__}: inputs are tensors, numbers, strings, "
+                f"{leaf.name} is {a_kind(value)}: inputs are tensors, numbers, strings, "
                 "None, and containers of these that torch knows",
                 fix="pass tensors; register a container of your own with "
                 "torch.export.register_dataclass",
             )
+
+
+def fake_error(name: str) -> CaptureError:
+    """Return the error for a fake tensor, of which only the type is known."""
+    return CaptureError(
+        f"{name} is a FakeTensor: it has a shape and no values, which the check of values needs",
+        fix="load the model and make the example outside of FakeTensorMode",
+    )
 
 
 def _traceable(value: torch.Tensor) -> torch.Tensor:

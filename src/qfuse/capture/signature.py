@@ -22,6 +22,7 @@ from qfuse.ir.errors import CaptureError
 from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.graph.stage_graph import InputSpec, Mutation, OutputSpec, Signature
 from qfuse.ir.sizes import axis_order
+from qfuse.ir.words import a_kind
 
 _WRITES = (
     OutputKind.BUFFER_MUTATION,
@@ -137,7 +138,7 @@ class _Reader:
                 case TensorArgument(name=name) | SymIntArgument(name=name):
                     specs.append(self._result(name, nodes))
                 case _:
-                    raise CaptureError(f"the model returns a {type(out.arg).__name__}")
+                    raise CaptureError(f"the model returns {a_kind(out.arg)}")
         return specs, nodes
 
     def _result(self, name: str, nodes: list[str]) -> OutputSpec:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qfuse.ir.errors import CaseError, PlanError
+from qfuse.ir.files import parse_json
 from qfuse.plans import PlanData, read_plan
 
 FORMAT = "qfuse-case"
@@ -89,7 +90,7 @@ def read_case(folder: Path) -> Case:
                 fix="give the directory that the report names",
             )
     try:
-        data = json.loads((folder / CASE_FILE).read_text(encoding="utf-8"))
+        data = parse_json((folder / CASE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CaseError(f"{CASE_FILE} cannot be read: {error}", where=where) from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:

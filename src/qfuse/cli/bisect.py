@@ -44,6 +44,11 @@ def bisect_command(
 
     The exit code is 1 if it differs, and 0 if it does not.
     """
+    if (predicate is None) == (rtol is None and atol is None):
+        raise OptionsError(
+            "give a tolerance or a predicate, which say what a difference is",
+            fix="as in --atol 1e-3, --rtol 1e-3, or --predicate module:function",
+        )
     check_writable(save_plan, "--save-plan")
     differs = None if predicate is None else _function(predicate)
     request = read_request(given, Check.PIPELINE.value)
@@ -58,8 +63,11 @@ def bisect_command(
             **ready.settings,
         )
     click.echo(str(result))
-    if save_plan is not None and result.plan is not None:
-        result.plan.save(save_plan)
+    if save_plan is not None:
+        if result.plan is None:
+            click.echo(f"{save_plan} is not written: no rewrite or kernel is to be off", err=True)
+        else:
+            result.plan.save(save_plan)
     sys.exit(1 if result.found else 0)
 
 

@@ -22,7 +22,7 @@ from qfuse.cases import REPRO_VARIABLE
 from qfuse.cost import profile_path
 from qfuse.extensions import list_extensions
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.files import check_replaceable
+from qfuse.ir.files import check_replaceable, parse_json
 from qfuse.plans import package_versions
 from qfuse.targets import Target, cache_directory, diagnose
 
@@ -158,7 +158,7 @@ def _cache(target: Target) -> dict[str, object]:
 def _read_report(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
-        json.loads(text)
+        parse_json(text)
     except (OSError, ValueError) as error:
         raise OptionsError(
             f"--report {path} cannot be read: {error}",

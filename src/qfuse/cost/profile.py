@@ -11,6 +11,7 @@ from typing import Any, Self
 from qfuse.cost.rates import ProductRates, RowRate, best_rates, rates_as_json, rates_from_json
 from qfuse.cost.work import ProductKind
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import parse_json
 from qfuse.ir.units import bytes_text, rate_text, seconds_text
 
 
@@ -163,7 +164,7 @@ class CostProfile:
             OptionsError: The text is not a cost profile.
         """
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except ValueError as error:
             raise OptionsError(f"this is not a cost profile: {error}") from error
         return cls.from_dict(data)

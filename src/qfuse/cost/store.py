@@ -16,6 +16,7 @@ from qfuse.cost._torch_api import kernels_in_use
 from qfuse.cost.measurement import measure
 from qfuse.cost.profile import CostProfile
 from qfuse.ir.errors import CacheError, OptionsError
+from qfuse.ir.files import parse_json
 from qfuse.ir.locks import locked
 from qfuse.targets import Target, cache_directory, write_atomically
 
@@ -131,7 +132,7 @@ def _parse(text: str, target: Target) -> _Entry:
         CacheError: It is corrupt, or has a different format or machine.
     """
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         if record["format"] != _FORMAT or record["key"] != _key(target):
             raise CacheError("it was written by another version or on another machine")
         profile = CostProfile.from_dict(record["profile"])

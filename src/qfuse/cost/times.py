@@ -15,6 +15,7 @@ import filelock
 
 from qfuse._version import __version__
 from qfuse.ir.errors import CacheError
+from qfuse.ir.files import parse_json
 from qfuse.ir.locks import locked
 from qfuse.targets import Target, cache_directory, write_atomically
 
@@ -123,7 +124,7 @@ def _times_key(target: Target, kernels: str) -> dict[str, Any]:
 
 
 def _parsed_times(text: str, target: Target, kernels: str) -> dict[str, dict[str, float]]:
-    record = json.loads(text)
+    record = parse_json(text)
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         raise CacheError("they were written by another version")
     if record.get("key") != _times_key(target, kernels):

@@ -10,6 +10,7 @@ from qfuse import exported, inductor
 from qfuse.api import CompiledModel
 from qfuse.dynamo._dynamo_api import compilation_of
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.words import a_kind
 from qfuse.report import Report
 
 
@@ -75,7 +76,7 @@ def reports(compiled: object | None = None) -> tuple[Report, ...]:
     owner = compilation_of(compiled)
     if owner is None:
         raise OptionsError(
-            f"a {type(compiled).__name__} has no reports",
+            f"{a_kind(compiled)} has no reports",
             fix="pass what torch.compile, qfuse.compile or qfuse.optimize returned, or nothing",
         )
     return JOURNAL.reports(owner)

@@ -93,27 +93,30 @@ class _Builder:
 
     def _add_constants(self) -> None:
         """Make every constant a buffer, which is an input of the graph."""
-        module = self._lowered.module
-        kept = set(self._source.graph_signature.non_persistent_buffers)
-        written = {mutation.buffer for mutation in self._lowered.signature.mutations}
+        written = self._written_buffers()
+        read = self._lowered.graph.find_nodes(op="get_attr")
         nodes: dict[str, Node] = {}
-        # The written ones keep their names, which are part of the signature.
-        for node in sorted(
-            self._lowered.graph.find_nodes(op="get_attr"), key=lambda n: n.target not in written
-        ):
+        # The written ones keep their names, which are part of the signature. Some are never read.
+        for name in sorted(written.keys() - {str(node.target) for node in read}):
+            self._add_buffer(name, written[name].meta["val"], written=True)
+        for node in sorted(read, key=lambda n: n.target not in written):
             name = str(node.target)
             if name not in nodes:
-                value = module.get_buffer(name)
-                if value.layout is not torch.strided:
-                    raise BackendError(f"constant {name} is a {value.layout} tensor")
-                self._names[name] = free = _free_name(name, self._names.values())
-                self._values[name] = value.clone() if name in written else value
-                nodes[name] = self._graph.placeholder(f"b_{free.replace('.', '_')}")
-                nodes[name].meta["val"] = node.meta["val"]
-                spec = TensorArgument(nodes[name].name)
-                persistent = free not in kept
-                self._inputs.append(InputSpec(InputKind.BUFFER, spec, free, persistent))
+                nodes[name] = self._add_buffer(name, node.meta["val"], written=name in written)
             self._copies[node] = nodes[name]
+
+    def _add_buffer(self, name: str, meta: torch.Tensor, *, written: bool) -> Node:
+        value = self._lowered.module.get_buffer(name)
+        if value.layout is not torch.strided:
+            raise BackendError(f"constant {name} is a {value.layout} tensor")
+        self._names[name] = free = _free_name(name, self._names.values())
+        self._values[name] = value.clone() if written else value
+        node = self._graph.placeholder(f"b_{free.replace('.', '_')}")
+        node.meta["val"] = meta
+        persistent = free not in self._source.graph_signature.non_persistent_buffers
+        spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), free, persistent)
+        self._inputs.append(spec)
+        return node
 
     def _add_inputs(self) -> None:
         found = {str(n.target): n for n in self._lowered.graph.find_nodes(op="placeholder")}
@@ -143,11 +146,20 @@ class _Builder:
             node.name = name
         return node
 
-    def _add_outputs(self) -> None:
+    def _written_buffers(self) -> dict[str, Node]:
+        """Return what is written into each buffer."""
+        given, mutations = self._given(), self._lowered.signature.mutations
+        return {m.buffer: given[m.output] for m in mutations if m.buffer is not None}
+
+    def _given(self) -> list[Node]:
+        """Return what the lowered graph returns: written values, and results that are tensors."""
         given = self._lowered.graph.output_node().args[0]
         assert isinstance(given, (tuple, list)), "the output of a lowered graph is a flat tuple"
+        return [node for node in given if isinstance(node, Node)]
+
+    def _add_outputs(self) -> None:
         signature = self._lowered.signature
-        values = [self._copies[n] for n in given if isinstance(n, Node)]
+        values = [self._copies[node] for node in self._given()]
         fresh: dict[int, Node] = {}
         for mutation in signature.mutations:
             value = values[mutation.output]

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from qfuse import api
 from qfuse.exported.build import build_program
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.words import a_kind
 from qfuse.options import BuiltinBackend, Options
 from qfuse.report import Report
 from qfuse.report.structured import log_report
@@ -58,7 +59,7 @@ def optimize(  # noqa: PLR0913 - one keyword per option
     """
     if not isinstance(program, ExportedProgram):
         raise OptionsError(
-            f"the program is a {type(program).__name__}",
+            f"the program is {a_kind(program)}",
             fix="pass the result of torch.export.export, or compile the module with qfuse.compile",
         )
     chosen = Options.of(options)

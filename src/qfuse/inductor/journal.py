@@ -19,6 +19,7 @@ from typing import Any
 from qfuse.inductor._inductor_api import count, counted
 from qfuse.inductor.merge import STAGE
 from qfuse.ir.events import Event, Fired, Missed, Noted, Place
+from qfuse.ir.files import parse_json
 from qfuse.report import Report
 from qfuse.report.facts import Facts
 from qfuse.rewrite.prelude import Exactness, MissCode
@@ -164,7 +165,7 @@ def _read(name: str) -> GraphRecord:
     """Read the report of a graph that was loaded from a cache."""
     path = _place(name)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
         events = [_event(value) for value in content["events"]]
         return GraphRecord(content["facts"], events, content["before"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

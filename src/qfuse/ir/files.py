@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from qfuse.ir.errors import OptionsError, QfuseError
 
@@ -69,3 +71,15 @@ def unwritable(error: OSError, path: str | Path) -> OptionsError:
         where=str(path),
         fix="give a path in a folder that you may write to",
     )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the data of a JSON text.
+
+    Raises:
+        ValueError: It is not JSON, or nested so deeply that Python cannot read it.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its lists and objects are nested too deeply") from error

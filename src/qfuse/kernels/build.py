@@ -33,6 +33,7 @@ import platformdirs
 import torch
 
 from qfuse.ir.errors import CacheError
+from qfuse.ir.files import parse_json
 from qfuse.kernels.compilation.compiler import (
     KernelBuildError,
     KernelCompiler,
@@ -120,7 +121,7 @@ def read_description(library: Path) -> BuildEntry:
     """
     try:
         text = library.with_suffix(".json").read_text(encoding="utf-8")
-        return BuildEntry(**json.loads(text))
+        return BuildEntry(**parse_json(text))
     except (OSError, ValueError, TypeError) as error:
         raise CacheError(f"its description cannot be read ({error})") from error
 

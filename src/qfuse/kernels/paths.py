@@ -78,7 +78,7 @@ class PathLoader:
         found = {}
         for part in PATHS:
             try:
-                found[part], _ = build(None, part, prebuilt=self.shipped)
+                found[part] = self._built(part)
             except KernelBuildError as error:
                 _log.debug("%s", error)
         return found
@@ -86,19 +86,12 @@ class PathLoader:
     def _load(self, part: str, ahead: Sequence[str], say: Say) -> bool:
         path, compiled = self._build(part, ahead, say)
         try:
-            torch.ops.qfuse.load_kernels(part, str(path))
-        except RuntimeError as error:
+            _load_library(part, path)
+        except KernelBuildError as error:
             # Intact, but built for a different system, such as another C library.
-            _log.warning("kernel library %s cannot be loaded and is rebuilt: %s", path, error)
+            _log.warning("kernel library %s is rebuilt: %s", path, error.what)
             path, compiled = self._build(part, (), say, rebuild=True)
-            try:
-                torch.ops.qfuse.load_kernels(part, str(path))
-            except RuntimeError as failed:
-                raise KernelBuildError(
-                    f"the kernels for {part} cannot be loaded: {failed}",
-                    where=str(path),
-                    fix="check that libraries can be loaded from its folder (noexec)",
-                ) from failed
+            _load_library(part, path)
         return compiled
 
     def _build(
@@ -113,9 +106,23 @@ class PathLoader:
         """Load a path without compiling; return whether that was possible."""
         try:
             for part in torch.ops.qfuse.missing_kernels(name):
-                path, _ = build(None, part, prebuilt=self.shipped)
-                torch.ops.qfuse.load_kernels(part, str(path))
-        except (KernelBuildError, RuntimeError) as error:
+                _load_library(part, self._built(part))
+        except KernelBuildError as error:
             _log.debug("%s", error)
             return False
         return True
+
+    def _built(self, part: str) -> Path:
+        """Return the library of a path that was compiled before, or was shipped."""
+        return build(None, part, prebuilt=self.shipped)[0]
+
+
+def _load_library(part: str, path: Path) -> None:
+    try:
+        torch.ops.qfuse.load_kernels(part, str(path))
+    except RuntimeError as error:
+        raise KernelBuildError(
+            f"the kernels for {part} cannot be loaded: {error}",
+            where=str(path),
+            fix="check that libraries can be loaded from its folder (noexec)",
+        ) from error

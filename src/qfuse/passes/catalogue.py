@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 from qfuse.cost import CostModel
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.graph.stage_graph import StageGraph
+from qfuse.ir.words import a_kind
 from qfuse.normalize.builtin import BUILTIN
 from qfuse.normalize.importers.dialect import Dialect, discover
 from qfuse.optimize.commute.join import CommutingJoin
@@ -98,7 +99,7 @@ class GraphPass(ABC):
             raise OptionsError(f"cost must be a CostModel, not {type(self.cost).__name__}")
         for dialect in self.dialects or ():
             if not isinstance(dialect, Dialect):
-                raise OptionsError(f"dialects holds a {type(dialect).__name__}, not a Dialect")
+                raise OptionsError(f"dialects holds {a_kind(dialect)}, not a Dialect")
 
     def __call__(self, module: GraphModule, example_inputs: Examples | None = None) -> PassOutcome:
         """Rewrite the graph of ``module`` in place, atomically.

@@ -10,6 +10,7 @@ from torch.fx import Node
 
 from qfuse.ir.errors import GraphError
 from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.words import a_kind
 from qfuse.passes.refuse import refused
 
 Examples = Sequence[Any] | Mapping[str, Any]
@@ -35,7 +36,7 @@ def in_order(examples: Examples, inputs: Sequence[Node]) -> list[Any]:
         return [examples[name] for name in names]
     # A string is a sequence too.
     if isinstance(examples, (str, bytes)) or not isinstance(examples, Sequence):
-        raise GraphError(f"the example inputs are a {type(examples).__name__}", fix=_ORDER)
+        raise GraphError(f"the example inputs are {a_kind(examples)}", fix=_ORDER)
     if len(examples) != len(inputs):
         raise GraphError(
             f"{len(examples)} example inputs were passed to a graph with {len(inputs)} inputs",
@@ -51,7 +52,7 @@ def known_kind(node: Node, example: Any) -> Any:
         GraphError: It is neither a tensor nor a number.
     """
     if not isinstance(example, _KINDS):
-        raise refused(node, f"its example input is a {type(example).__name__}", _ORDER)
+        raise refused(node, f"its example input is {a_kind(example)}", _ORDER)
     return example
 
 
@@ -66,7 +67,7 @@ def check_example(node: Node, example: Any) -> None:
         return
     expected = _told(known)
     if not isinstance(example, torch.Tensor):
-        what = f"its example input is a {type(example).__name__}, expected {expected}"
+        what = f"its example input is {a_kind(example)}, expected {expected}"
     elif _fits(known, example):
         return
     else:

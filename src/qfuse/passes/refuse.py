@@ -13,6 +13,7 @@ from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.ir.errors import GraphError
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.signature._tree_api import is_subclass
+from qfuse.ir.words import a_kind
 from qfuse.passes._torch_api import called_kind, is_fake, is_guards
 from qfuse.passes.in_place import functional_of
 from qfuse.rewrite.prelude import Node, OpOverload
@@ -36,7 +37,7 @@ def check_graph(module: object) -> GraphModule:
         raise GraphError("a pass was given an ExportedProgram", fix="pass program.module()")
     if not isinstance(module, GraphModule):
         raise GraphError(
-            f"a pass was given a {type(module).__name__}, not a torch.fx.GraphModule", fix=_TO_ATEN
+            f"a pass was given {a_kind(module)}, not a torch.fx.GraphModule", fix=_TO_ATEN
         )
     writes: list[Node] = []
     for node in module.graph.nodes:
@@ -101,10 +102,10 @@ def _check_constant(module: GraphModule, node: Node) -> None:
         raise refused(node, "the graph contains a subgraph", fix)
     if not isinstance(value, torch.Tensor):
         fix = "make it an argument of the call that uses it"
-        raise refused(node, f"the graph uses a {type(value).__name__}, not a tensor", fix)
+        raise refused(node, f"the graph uses {a_kind(value)}, not a tensor", fix)
     if is_subclass(value) and not is_fake(value):
         fix = "decompose it into plain tensors: program.run_decompositions({}).module()"
-        raise refused(node, f"the graph uses a {type(value).__name__}", fix)
+        raise refused(node, f"the graph uses {a_kind(value)}", fix)
 
 
 def _check_call(node: Node) -> bool:

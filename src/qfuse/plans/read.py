@@ -23,6 +23,7 @@ _OPTIONS = {
     "float_dtype": (str, type(None)),
     "backends": list,
 }
+_SAVE = "save one with plan.save, or `qfuse compile --save-plan FILE`"
 _LATER_OPTIONS = {"prefer": str, "float_memory": int, "loops": bool}
 
 
@@ -34,6 +35,17 @@ def read_plan(source: str | Path | Mapping[str, Any] | PlanData) -> PlanData:
     """
     if isinstance(source, PlanData):
         return source
+    try:
+        return _read(source)
+    except RecursionError as error:
+        raise PlanError(
+            "the plan is nested too deeply to be one",
+            where="the mapping" if isinstance(source, Mapping) else str(source),
+            fix=_SAVE,
+        ) from error
+
+
+def _read(source: str | Path | Mapping[str, Any]) -> PlanData:
     if isinstance(source, Mapping):
         return _parse(source, "the mapping")
     if not isinstance(source, (str, Path)):
@@ -49,7 +61,7 @@ def read_plan(source: str | Path | Mapping[str, Any] | PlanData) -> PlanData:
         raise PlanError(
             f"the plan is not JSON: {error}",
             where=str(source),
-            fix="save one with plan.save, or `qfuse compile --save-plan FILE`",
+            fix=_SAVE,
         ) from error
     return _parse(data, str(source))
 

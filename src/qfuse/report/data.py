@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ from pydantic import Discriminator, Tag, TypeAdapter, ValidationError
 
 from qfuse.ir import events
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import parse_json
 from qfuse.report.facts import Facts
 
 SCHEMA = 1
@@ -96,7 +96,7 @@ def read_report(text: str | bytes) -> ReportData:
         OptionsError: The text is not a report, or one of a newer version of qfuse.
     """
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise OptionsError(f"this is not JSON: {error}", fix=_FIX) from error
     version = found.get("schema") if isinstance(found, dict) else None

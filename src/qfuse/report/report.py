@@ -222,7 +222,7 @@ class Report:
             OptionsError: The file cannot be written, ``profile`` is not a profile, or the model
                 has no module of a path in ``sqnr``.
         """
-        check_overlays(self, profile, sqnr or {})
+        check_overlays(self, profile, sqnr)
         write_output(path, page_html(self, profile, sqnr))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

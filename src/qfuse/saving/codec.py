@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from qfuse.ir.errors import ModelFileError, OptionsError
+from qfuse.ir.words import a_kind
 
 _TORCH: dict[str, type[Any]] = {
     "$dtype": torch.dtype,
@@ -130,7 +131,7 @@ def _container(value: Any) -> Any:
     # FX keeps the arguments of a node in lists and dictionaries of its own.
     kind = next((base for base in (list, tuple, dict) if isinstance(value, base)), None)
     if kind is None or type(value).__module__ != "torch.fx.immutable_collections":
-        raise UnknownValueError(f"a {type(value).__name__}")
+        raise UnknownValueError(a_kind(value))
     return _container(kind(value))
 
 
@@ -146,7 +147,7 @@ def _leaf(value: Any) -> Any:
         return {"$ellipsis": None}
     if isinstance(value, type):
         return {"$class": class_name(value)}
-    raise UnknownValueError(f"a {type(value).__name__}")
+    raise UnknownValueError(a_kind(value))
 
 
 def _class(name: str) -> type:

@@ -8,7 +8,8 @@
     64              the manifest: format, requirements, and for each member offset, bytes, sha256
     ...             members; their offsets count from the first page after the manifest
 
-Every byte that is used is covered: the manifest by the header, the members by the manifest.
+Every byte is covered: the manifest by the header, the members by the manifest, and all bytes
+between them are zero.
 """
 
 from __future__ import annotations
@@ -226,7 +227,23 @@ def _opened(block: Block, name: str) -> Container:
             where=name,
             fix=_AGAIN,
         )
+    padding = [(_HEADER.size, _MANIFEST_AT), (_MANIFEST_AT + length, first)]
+    padding += _gaps(first, places.values())
+    if any(any(view[begin:end]) for begin, end in padding):
+        raise ModelFileError(
+            "it is damaged: bytes between its parts are not those that were saved",
+            where=name,
+            fix=_AGAIN,
+        )
     return Container(manifest, block, name, places)
+
+
+def _gaps(first: int, places: Iterable[tuple[int, int, str]]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of bytes before members, up to which they are padded."""
+    end = first
+    for begin, size, _ in sorted(places):
+        yield end, begin
+        end = begin + size
 
 
 def _head(manifest: Mapping[str, Any], members: Mapping[str, Chunks]) -> tuple[bytes, int]:

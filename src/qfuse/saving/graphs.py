@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
 from qfuse.ir.errors import ModelFileError
+from qfuse.ir.graph.buffers import set_buffer, with_graph
 from qfuse.ir.graph.stage_graph import place_of
 from qfuse.saving.codec import UnknownValueError, from_data, to_data
 from qfuse.saving.tensors import TensorReader, TensorWriter
@@ -73,11 +74,11 @@ def graph_from_data(data: Mapping[str, Any], tensors: TensorReader) -> GraphModu
     """
     root, graph = torch.nn.Module(), Graph()
     for name, number in data["tensors"].items():
-        _register(root, name, tensors[number])
+        set_buffer(root, name, tensors[number])
     made: list[Node] = []
     for op, target, args, kwargs in data["nodes"]:
         made.append(_make(graph, op, target, _nodes(args, made), _nodes(kwargs, made)))
-    return GraphModule(root, graph)
+    return with_graph(root, graph, data["tensors"])
 
 
 def _node_to_data(node: Node, positions: Mapping[Node, int]) -> list[Any]:
@@ -175,12 +176,3 @@ def _attribute(module: torch.nn.Module, target: str) -> Any:
     for part in target.split("."):
         value = getattr(value, part)
     return value
-
-
-def _register(root: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    *owners, attribute = name.split(".")
-    for owner in owners:
-        if owner not in dict(root.named_children()):
-            root.add_module(owner, torch.nn.Module())
-        root = root.get_submodule(owner)
-    root.register_buffer(attribute, value)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from qfuse.ir.errors import ModelFileError
+from qfuse.ir.words import a_kind
 
 ALIGNMENT = 64
 """Of each storage in the block: that of torch's own allocator, which vector code expects."""
@@ -148,7 +149,7 @@ class TensorReader:
 def _refusal(tensor: object) -> str | None:
     """Return what a value is instead of a plain tensor; ``None`` for a plain one."""
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}:
-        return f"a {type(tensor).__name__}"
+        return a_kind(tensor)
     assert isinstance(tensor, torch.Tensor), "one of the types above"
     if tensor.layout is not torch.strided:
         return f"a {tensor.layout} tensor"

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import parse_json
 from qfuse.targets.compiler import Compiler, find_compiler
 from qfuse.targets.cpu import FEATURES, read_cpu
 from qfuse.targets.kernels import KERNELS, KernelProbe, KernelState, probe_kernels
@@ -239,7 +240,7 @@ class Target:
                 the wrong type.
         """
         try:
-            return cls._from_dict(json.loads(text))
+            return cls._from_dict(parse_json(text))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OptionsError(
                 f"this is not the description of a target: {error}",

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 
 from qfuse import zoo
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.words import a_kind
 from qfuse.zoo import _torchao_api as ao
 from qfuse.zoo.user_code import UserCode, imported
 
@@ -135,8 +136,7 @@ def _checked_factory(
     # A module is callable too, but calling it is a forward pass.
     if not callable(found) or isinstance(found, nn.Module):
         raise OptionsError(
-            f"{spec.rpartition(':')[2]} is a {type(found).__name__}, not a function that makes a "
-            "model",
+            f"{spec.rpartition(':')[2]} is {a_kind(found)}, not a function that makes a model",
             where=spec,
             fix=f"define a function that will {_RETURNS}",
         )

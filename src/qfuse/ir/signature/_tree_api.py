@@ -1,4 +1,4 @@
-"""Pytree utilities; the core's only module that uses torch's private pytree API."""
+"""Trees, kinds of tensors and modes: the core's only module with torch's private API of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections import namedtuple
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import TreeSpec
 
 from qfuse.ir.errors import USER_CODE_ERRORS
+
+_TRACING = tuple(torch._C._TorchDispatchModeKey.__members__.values())
 
 
 def structure(tree: object) -> TreeSpec:
@@ -51,6 +55,25 @@ def keyword_children(in_spec: TreeSpec) -> dict[str, TreeSpec]:
 def is_subclass(value: object) -> bool:
     """Return whether ``value`` is a tensor that wraps others, such as a quantized one."""
     return is_traceable_wrapper_subclass(value)
+
+
+def is_fake_tensor(value: object) -> bool:
+    """Return whether a tensor has a shape and no values."""
+    return isinstance(value, FakeTensor)
+
+
+def tracing() -> str:
+    """Return what traces or transforms the calls of this thread; "" if nothing does.
+
+    Compiled code reads the memory of its inputs, which tensors have none of under these.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    # Modes that count or log are not among these.
+    if torch._C._len_torch_dispatch_stack():
+        modes = map(torch._C._get_dispatch_mode, _TRACING)
+        return next((type(mode).__name__ for mode in modes if mode is not None), "")
+    return ""
 
 
 def leaf_spec() -> TreeSpec:

@@ -14,7 +14,7 @@ import torch
 
 from qfuse.ir.errors import InputError
 from qfuse.ir.graph.stage_graph import InputSpec, Signature, SymbolRange
-from qfuse.ir.signature._tree_api import is_subclass
+from qfuse.ir.signature._tree_api import is_fake_tensor, is_subclass
 from qfuse.ir.signature.bind import same_constant
 from qfuse.ir.signature.size_expr import SizeFunction, parse_size
 
@@ -81,6 +81,7 @@ class Guards:
             self._check_sizes(sizes)
             self._passed = sizes
         if self._written:
+            self._check_writable(leaves)
             self._check_overlap(leaves)
         return tensors
 
@@ -99,7 +100,7 @@ class Guards:
     ) -> torch.Tensor:
         # Subclasses are asked only if the class is not a usual one: the check runs on every call.
         if not isinstance(value, torch.Tensor) or (
-            type(value) not in _PLAIN and is_subclass(value)
+            type(value) not in _PLAIN and (is_subclass(value) or is_fake_tensor(value))
         ):
             raise self._type_error(guard.spec, value)
         # Their sizes cannot be asked for.
@@ -131,6 +132,24 @@ class Guards:
             if not _holds(holds, sizes):
                 raise self._relation_error(text, sizes)
 
+    def _check_writable(self, leaves: Sequence[Any]) -> None:
+        """Refuse an input that torch would refuse to write, after the model has run."""
+        outside = not torch.is_inference_mode_enabled()
+        for index in self._written:
+            value = leaves[index]
+            if outside and value.is_inference():
+                raise InputError(
+                    f"{self._name(index)} was made in torch.inference_mode, and the model writes "
+                    "it outside of that mode",
+                    fix=f"pass {self._name(index)}.clone(), or call the model in that mode",
+                )
+            if any(n > 1 and not step for n, step in zip(value.shape, value.stride(), strict=True)):
+                raise InputError(
+                    f"{self._name(index)} has elements that share memory, as those of expand do, "
+                    "and the model writes it",
+                    fix=f"pass {self._name(index)}.clone()",
+                )
+
     def _check_overlap(self, leaves: Sequence[Any]) -> None:
         """Refuse an input that the model writes and that shares memory with another input.
 
@@ -161,6 +180,9 @@ class Guards:
     def _type_error(self, spec: InputSpec, value: object) -> InputError:
         name = spec.name
         match value:
+            case torch.Tensor() if is_fake_tensor(value):
+                fix = "pass a tensor with values; to trace or to export a model, take its source"
+                came = "a FakeTensor, which has none"
             case torch.Tensor() if is_subclass(value):
                 fix = "pass a plain tensor; wrapped tensors belong into the model"
                 came = type(value).__name__

@@ -60,7 +60,7 @@ class _Page:
     def __init__(self, report: Report, profile: Profile | None, sqnr: Mapping[str, float]) -> None:
         self._report = report
         self._profile = profile
-        self._sqnr = sqnr
+        self._sqnr = {name: round(float(value), 2) for name, value in sqnr.items() if _real(value)}
         self._text = _Texts()
         self._to_do: tuple[ToDo, ...] = all_to_do(report)
         self._stages = report.stages
@@ -98,7 +98,7 @@ class _Page:
             "ops": self._ops(sites),
             "total": self._total(),
             "memory": self._memory(),
-            "sqnr": {name: round(value, 2) for name, value in self._sqnr.items() if _real(value)},
+            "sqnr": self._sqnr,
         }
         return {**found, "text": list(self._text.numbers)}
 
