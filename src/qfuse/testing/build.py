@@ -111,7 +111,7 @@ class GraphBuilder:
         """Finish the graph.
 
         Raises:
-            FixedSizeError: A call read a symbolic size as a number, which fixes it.
+            ValueError: A call read a symbolic size as a number, which fixes it.
         """
         self._check_symbols()
         self.graph.output(outs)
