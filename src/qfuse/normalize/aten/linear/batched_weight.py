@@ -94,7 +94,9 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         movements, base = moved_operand(right)
         made = as_dequantize(base)
         ranks = len(shape_of(x)), len(shape_of(right))
-        if made is None or ranks != (_BATCHED, _BATCHED):
+        # A lookup reads ids of run time, and a view may read a size.
+        fixed = all(len(movement.node.all_input_nodes) == 1 for movement in movements)
+        if made is None or not fixed or ranks != (_BATCHED, _BATCHED):
             return _no_weights(node, right)
         params, home = constant_params(made.params), moved_constant(made.q)
         if home is None or params is None or not has_values(home[1]):
