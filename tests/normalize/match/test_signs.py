@@ -24,6 +24,12 @@ SIGNS: dict[str, tuple[bool, Callable[[GraphBuilder, Node], Node]]] = {
     "clamped": (True, lambda b, x: b.call(aten.clamp_min.default, x, 0)),
     "clamped below zero": (False, lambda b, x: b.call(aten.clamp_min.default, x, -1)),
     "clamped twice": (False, lambda b, x: b.call(aten.clamp.default, x, 0, -1)),
+    "clamped to a number of run time": (
+        False,
+        lambda b, x: b.call(
+            aten.clamp.default, x, 0, b.call(aten.item.default, b.arg("most", torch.float32))
+        ),
+    ),
     "exp": (True, lambda b, x: b.call(aten.exp.default, x)),
     "a product": (True, lambda b, x: b.call(aten.mul.Tensor, b.call(aten.sigmoid.default, x), 0.5)),
     "a product with a negative one": (

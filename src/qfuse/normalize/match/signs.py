@@ -56,7 +56,10 @@ def _is_clamped(node: Node) -> bool:
         return False
     a = arguments(node)
     least, most = number_of(a["min"]), number_of(a.get("max"))
-    return least is not None and least >= 0 and (a.get("max") is None or (most or 0) >= least)
+    if least is None or least < 0:
+        return False
+    # Where the bounds cross, the result is the upper one.
+    return a.get("max") is None or (most is not None and most >= least)
 
 
 def _of_greatest(node: Node, depth: int) -> bool:

@@ -275,6 +275,21 @@ REFUSALS: dict[str, tuple[MissCode, Build]] = {
             a, 1, _dequantized(a), a.cast(a.mul(other(a, 2, 5, 8), a.arg(2, 1, 1)), F32)
         ),
     ),
+    "a zero that makes the result wider": (
+        MissCode.DTYPE,
+        lambda a: a.b.call(
+            aten.where.self,
+            mask(a, 2, 3, 8),
+            a.mul(a.cast(a.q, BF16), a.arg(dtype=BF16)),
+            a.b.const("zero", torch.zeros(1)),
+        ),
+    ),
+    "a wider part": (
+        MissCode.DTYPE,
+        lambda a: a.mul(
+            joined(a, 1, a.cast(a.q, BF16), other(a, 2, 3, 8)), a.arg(2, 6, 1, dtype=F32)
+        ),
+    ),
     "a wider mask": (
         MissCode.PATTERN,
         lambda a: a.b.call(

@@ -15,7 +15,7 @@ from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.qdq import as_dequantize
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of
-from qfuse.ir.quant.spec import dtype_range
+from qfuse.ir.quant.spec import dtype_name, dtype_range
 from qfuse.ir.sizes import Size, is_one, same_shape, same_size
 from qfuse.normalize.aten.operands.factors import ScaledValues, scaled_values
 from qfuse.normalize.aten.operands.narrow_activation import is_multiplied
@@ -126,6 +126,12 @@ class LiftAboveScale(Rule[LiftedOp]):
 
 
 def _site(node: Node, parts: Sequence[ScaledValues]) -> LiftedOp | Miss:
+    first = _template(parts)
+    scaled = dtype_of(first.path[-1] if first.path else first.value)
+    if dtype_of(node) != scaled:
+        text = "its result is {} and the scaled values are {}"
+        names = dtype_name(dtype_of(node)), dtype_name(scaled)
+        return Miss(MissCode.DTYPE, node, text, *names, progress=2)
     zeros = {_zero_of(part) for part in parts}
     zero = next(iter(zeros))
     if len(zeros) > 1 or zero is None:
