@@ -35,13 +35,15 @@ class JoinedWeights:
 
     Attributes:
         node: The concatenation.
-        parts: The dequantizes.
+        home: The constant of the first part.
+        rows: The parts.
         axis: The axis along which they are joined.
         spec: How all values are dequantized.
     """
 
     node: Node
-    parts: tuple[Dequantize, ...]
+    home: Node
+    rows: tuple[_Rows, ...]
     axis: int
     spec: QuantSpec
 
@@ -89,16 +91,16 @@ class MergeWeights(Rule[JoinedWeights]):
         axis = a["dim"]
         assert isinstance(axis, int), "an axis is a number"
         axis %= len(shape_of(node))
-        spec = _joined_spec(parts, axis)
-        if spec is None:
+        joined = _joined(parts, axis)
+        if joined is None:
             text = "the joined weights are quantized in different ways"
             return Miss(MissCode.GRANULARITY, node, text, progress=2)
-        return JoinedWeights(node, tuple(parts), axis, spec)
+        rows, spec = joined
+        return JoinedWeights(node, parts[0].q, rows, axis, spec)
 
     def rewrite(self, site: JoinedWeights, rw: Rewriter) -> None:
         """Join the constants, and dequantize them at once."""
-        home, axis = site.parts[0].q, site.axis
-        rows = [row for row in (_rows_of(part, axis) for part in site.parts) if row is not None]
+        home, rows, axis = site.home, site.rows, site.axis
         q = derived(rw, home, torch.cat([row.q for row in rows], axis), "joined")
         # Behind the first axis all parts have the same parameters.
         joined = rows if axis == 0 else rows[:1]
@@ -111,15 +113,17 @@ class MergeWeights(Rule[JoinedWeights]):
         rw.replace(site.node, rw.call(ops.dequantize, *params.call_args(q)))
 
 
-def _joined_spec(parts: Sequence[Dequantize], axis: int) -> QuantSpec | None:
-    """Return how all parts are dequantized at once; ``None`` if they differ."""
-    rows = [_rows_of(part, axis) for part in parts]
+def _joined(parts: Sequence[Dequantize], axis: int) -> tuple[tuple[_Rows, ...], QuantSpec] | None:
+    """Return the parts, and how all are dequantized at once; ``None`` if they differ."""
     specs = {_per_row(part.params.spec) if axis == 0 else part.params.spec for part in parts}
     spec = next(iter(specs))
-    if len(specs) > 1 or not spec.is_plain or None in rows:
+    if len(specs) > 1 or not spec.is_plain:
         return None
-    same = all(row is not None and rows[0] is not None and row.equals(rows[0]) for row in rows)
-    return spec if axis == 0 or same else None
+    rows = [row for row in (_rows_of(part, axis) for part in parts) if row is not None]
+    if len(rows) < len(parts):
+        return None
+    same = axis == 0 or all(row.equals(rows[0]) for row in rows)
+    return (tuple(rows), spec) if same else None
 
 
 @dataclass(frozen=True, slots=True)
