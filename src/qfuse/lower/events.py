@@ -77,13 +77,11 @@ def expanded(
 
 
 def _pairs(losers: Losers) -> tuple[tuple[str, str], ...]:
-    return tuple((loser.name, loser.reason) for loser in losers)
+    return tuple((loser.progress.kernel, loser.reason) for loser in losers)
 
 
 def _progress(losers: Losers) -> tuple[KernelProgress, ...]:
-    return tuple(
-        KernelProgress(loser.name, loser.held, loser.conditions, loser.failed) for loser in losers
-    )
+    return tuple(loser.progress for loser in losers)
 
 
 def _reads_floats(problem: Problem) -> bool:

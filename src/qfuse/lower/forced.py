@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qfuse.ir.errors import PlanError
-from qfuse.ir.events import EXPAND, FLOAT
+from qfuse.ir.events import EXPAND, FLOAT, KernelProgress
 from qfuse.ir.graph.stage_graph import place_of, site_of
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
@@ -31,7 +31,9 @@ def forced_choice(problem: Problem, context: LoweringContext) -> Choice | None:
     # A float product is chosen before kernels are; here it was not permitted.
     if name in {EXPAND, FLOAT}:
         what = "expands this op" if name == EXPAND else "runs this op in float"
-        return Choice(None, (Loser(problem.label("every kernel"), f"the plan {what}"),))
+        return Choice(
+            None, (Loser(KernelProgress(problem.label("every kernel")), f"the plan {what}"),)
+        )
     named = [kernel for kernel in context.kernels if kernel.name == name]
     only = replace(context, kernels=named)
     if isinstance(problem, LinearRowwiseProblem):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
-from qfuse.ir.events import FLOAT, ExpandCause, Lowered
+from qfuse.ir.events import FLOAT, ExpandCause, KernelProgress, Lowered
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import (
     SITE_META,
@@ -165,9 +165,9 @@ class _Lowering:
     def _lower_linear_rowwise(self, node: Node) -> None:
         problem = linear_rowwise_problem(node, self._context.symbols)
         if isinstance(problem, Refusal):
-            self._apart[node] = (Loser("with the linear", problem.reason),)
+            self._apart[node] = (_apart_from_linear(problem.reason),)
         elif problem is not None and problem.linear.node in self._floats.taken:
-            self._apart[node] = (Loser("with the linear", "the linear runs in float"),)
+            self._apart[node] = (_apart_from_linear("the linear runs in float"),)
         elif problem is not None:
             # Without this fusion, the linear and the op are lowered one by one.
             left = self._lower(problem)
@@ -257,7 +257,8 @@ class _Lowering:
         problem = rowwise_problem(op, self._context.symbols)
         if isinstance(problem, Refusal):
             covering = (k for k in self._context.kernels if (type(op),) in k.covers)
-            left = NotLowered(tuple(Loser(kernel.name, problem.reason) for kernel in covering))
+            names = [KernelProgress(kernel.name) for kernel in covering]
+            left = NotLowered(tuple(Loser(name, problem.reason) for name in names))
         else:
             found = self._lower(problem)
             if found is None:
@@ -282,7 +283,7 @@ class _Lowering:
             return NotLowered(choice.losers)
         losers = (*choice.losers, *self._apart.get(problem.place, ()))
         if isinstance(problem, ProductProblem) and problem.place in self._floats.lost:
-            losers = (*losers, Loser(FLOAT, self._floats.lost[problem.place]))
+            losers = (*losers, Loser(KernelProgress(FLOAT), self._floats.lost[problem.place]))
         event = on_kernel(self._context.stage, problem, offer, losers)
         done = self._session.rewrite(
             problem.rule,
@@ -333,3 +334,7 @@ class _Lowering:
         self, node: Node, what: str, losers: Losers, why: str, cause: ExpandCause
     ) -> None:
         self._log.add(expanded(self._context.stage, node, what, losers, why, cause))
+
+
+def _apart_from_linear(reason: str) -> Loser:
+    return Loser(KernelProgress("with the linear"), reason)

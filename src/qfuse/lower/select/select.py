@@ -9,6 +9,7 @@ from typing import Any
 from qfuse.cost import seconds_text
 from qfuse.cost.model import CostModel
 from qfuse.cost.times import Seconds
+from qfuse.ir.events import KernelProgress
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.problems.claim import Claim
 from qfuse.lower.problems.conditions import Unmet
@@ -22,18 +23,12 @@ class Loser:
     """An alternative that was not selected.
 
     Attributes:
-        name: The name in the report.
+        progress: Its name in the report, and how many of its conditions hold.
         reason: Why.
-        held: Number of its conditions that hold before the first that does not.
-        conditions: Number of all its conditions; 0 if it has none, such as a rival.
-        failed: The condition that does not hold; "" for an alternative that is slower.
     """
 
-    name: str
+    progress: KernelProgress
     reason: str
-    held: int = 0
-    conditions: int = 0
-    failed: str = ""
 
 
 Losers = tuple[Loser, ...]
@@ -123,7 +118,8 @@ def ask(problem: Problem, kernels: Sequence[Kernel[Any]], target: Target, cost: 
         missing = kernel.supported(target)
         if isinstance(missing, Refusal):
             count = _count(kernel, problem)
-            losers.append(Loser(problem.label(kernel.name), missing.reason, 0, count, TARGET))
+            progress = KernelProgress(problem.label(kernel.name), 0, count, TARGET)
+            losers.append(Loser(progress, missing.reason))
             continue
         answer = kernel.accepts(problem)
         if isinstance(answer, Refusal):
@@ -138,9 +134,10 @@ def _refused(name: str, answer: Refusal) -> Loser:
     """Return a kernel that refuses, and how far it came; that the target has it is a condition."""
     if isinstance(answer, Unmet):
         count = answer.conditions + 1
-        return Loser(name, answer.reason, answer.held + 1, count, answer.failed)
+        progress = KernelProgress(name, answer.held + 1, count, answer.failed)
+        return Loser(progress, answer.reason)
     # Which conditions it has is not known.
-    return Loser(name, answer.reason, 0, 1)
+    return Loser(KernelProgress(name, 0, 1), answer.reason)
 
 
 def _count(kernel: Kernel[Any], problem: Problem) -> int:
@@ -151,7 +148,7 @@ def _count(kernel: Kernel[Any], problem: Problem) -> int:
 def accepting(offer: Offer, problem: Problem, reason: str) -> Loser:
     """Return a kernel that accepts ``problem``, and was not selected: all conditions hold."""
     count = _count(offer.kernel, problem)
-    return Loser(problem.label(offer.kernel.name), reason, count, count)
+    return Loser(KernelProgress(problem.label(offer.kernel.name), count, count), reason)
 
 
 def select(asked: Asked, problem: Problem, cost: CostModel, known: Seconds) -> Choice:
@@ -196,7 +193,8 @@ def against(choice: Choice, problem: Problem, rival: Rival | None) -> Choice:
         return choice
     mine, theirs = choice.offer.seconds, rival.seconds
     if mine < theirs:
-        shown = (Loser(rival.name, f"predicted {seconds_text(theirs)}"),) if rival.shown else ()
+        slower = Loser(KernelProgress(rival.name), f"predicted {seconds_text(theirs)}")
+        shown = (slower,) if rival.shown else ()
         return Choice(choice.offer, (*choice.losers, *shown))
     text = f"predicted {seconds_text(mine)}, {rival.name} {seconds_text(theirs)}"
     return Choice(None, (*choice.losers, accepting(choice.offer, problem, text)))
