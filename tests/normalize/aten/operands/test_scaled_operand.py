@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -213,7 +214,13 @@ def test_a_divisor_without_a_reciprocal_keeps_zeros(factors: int) -> None:
     got = run(program, a.inputs)[0]
     assert bool((want[:, 1] == 0).all())
     assert bool(want[0, 2].isnan().all())
-    torch.testing.assert_close(got, want, equal_nan=True)
+    assert torch.equal(got.isnan(), want.isnan())
+    # Terms of both signs cancel, so an error is one of their magnitudes: of 8 products and sums, of
+    # scaling, and of scaling in another order.
+    w, t = program.module.get_buffer("w").float(), program.module.get_buffer("t")
+    values = a.inputs[0].float().abs() * math.prod(a.inputs[1:-1]) / a.inputs[-1]
+    most = 16 * torch.finfo(F32).eps * (values @ (w.abs() * t).mT)
+    assert bool((((got - want).abs() <= most) | want.isnan()).all())
 
 
 def test_a_dequantize_alone_stays() -> None:
