@@ -181,6 +181,12 @@ CASES = (
         lambda m, x: F.linear(static(x), m.w.float() * (x.mean() * m.s[:, None])),
         linear,
     ),
+    _case(
+        "quantize-last",
+        MissCode.NOT_QUANTIZED,
+        lambda m, x: F.linear(x, by_hand(m) * torch.arange(1.0, SIZE + 1)),
+        lambda m, x: F.linear(x * torch.arange(1.0, SIZE + 1), by_hand(m)),
+    ),
     Case(
         "scale-before-product",
         MissCode.NOT_QUANTIZED,

@@ -42,17 +42,21 @@ from qfuse.normalize.aten.qdq.float_zero_point import FloatZero
 from qfuse.normalize.aten.qdq.fold_constants import FoldStored
 from qfuse.normalize.aten.qdq.fold_integers import FoldIntegers
 from qfuse.normalize.aten.qdq.inverse_scale import InverseScale
+from qfuse.normalize.aten.qdq.merge_weights import MergeWeights
+from qfuse.normalize.aten.qdq.move_weight import MoveWeight
 from qfuse.normalize.aten.qdq.narrow_integers import NarrowIntegers
 from qfuse.normalize.aten.qdq.quantize import QuantizeChain
 from qfuse.normalize.aten.qdq.regroup import RegroupDequantize
 from qfuse.normalize.aten.qdq.rounded_weight import StoreRoundedWeight
 from qfuse.normalize.aten.qdq.scale_of_product import ScaleOfProduct
 from qfuse.normalize.aten.qdq.second_scale import FoldSecondScale
+from qfuse.normalize.aten.spell_alias import SpellAlias
 from qfuse.normalize.aten.views.cancel_transpose import CancelTranspose
 from qfuse.normalize.aten.views.drop_copy import DropCopy
 from qfuse.normalize.aten.views.drop_expand import DropExpand
 from qfuse.normalize.aten.views.drop_view import DropView
 from qfuse.normalize.aten.views.expand import ExpandMovement
+from qfuse.normalize.aten.views.lift_movement import LiftMovement
 from qfuse.normalize.aten.views.lift_size import LiftSize
 from qfuse.normalize.aten.views.lift_transpose import LiftTranspose
 from qfuse.normalize.aten.views.lift_view import LiftView
@@ -60,9 +64,11 @@ from qfuse.normalize.aten.views.merge_views import MergeViews
 from qfuse.normalize.aten.views.sink_transpose import SinkTranspose
 from qfuse.normalize.aten.views.sink_view import SinkView
 from qfuse.normalize.aten.views.spell_cast import SpellCast
+from qfuse.normalize.aten.views.spell_split import SpellSplit
 from qfuse.rewrite.rule import Rule
 
 _RULES: tuple[type[Rule[Any]], ...] = (
+    SpellAlias,
     # Every spelling of a linear becomes `aten.linear`.
     *LINEAR_FROM.values(),
     SpellWideEinsum,
@@ -86,6 +92,8 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     DequantizeWeight,
     DequantizeHalfWeight,
     # Before each weight is a linear of its own, which has no scale for all of them behind it.
+    MoveWeight,
+    MergeWeights,
     LiftBatchedScale,
     ExpandBatchedWeight,
     PermuteFeatures,
@@ -118,6 +126,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellSquaredRelu,
     # Movement: one spelling; views and copies that cancel are dropped, and weights are constants.
     ExpandMovement,
+    SpellSplit,
     SpellCast,
     DropCopy,
     DropView,
@@ -126,6 +135,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     LiftView,
     CancelTranspose,
     LiftTranspose,
+    LiftMovement,
     LiftSize,
     FoldStored,
 )

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qfuse.ir.dtypes import BYTES, FLOAT8
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import REFUSED_META, constant_of, op_name
 from qfuse.ir.movement.lookup import looked_up_in
+from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import is_one
 from qfuse.optimize.match.float_side import refuse_looked_up
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 _KNOWN = frozenset({"aten", "prims", "qfuse"})
+_STORED = (*BYTES, *FLOAT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,11 @@ def _float_weight(weight: Node, *, quantized: bool, transposed: bool) -> Miss:
         # Where the source quantized it so, normalizing has folded it.
         text = "the weight has one entry per output, so a scale for each is the weight itself"
         return Miss(MissCode.PROFIT, weight, text, progress=3)
+    stored = _stored_below(weight) if known else None
+    if stored is not None:
+        text = "the weight is computed from {} values by {}, and is no dequantize of them"
+        details = dtype_name(dtype_of(stored)), op_name(weight)
+        return Miss(MissCode.NOT_QUANTIZED, weight, text, *details, progress=2)
     if quantized:
         text = "the activation is quantized but the weight is {}"
         return Miss(MissCode.NOT_QUANTIZED, weight, text, dtype_of(weight), progress=2)
@@ -79,3 +88,20 @@ def _float_weight(weight: Node, *, quantized: bool, transposed: bool) -> Miss:
     why = weight.meta.get(REFUSED_META, "no dialect translated")
     text = "the weight comes from {}, which {}"
     return Miss(MissCode.NOT_QUANTIZED, weight, text, op_name(weight), why)
+
+
+def _stored_below(weight: Node) -> Node | None:
+    """Return stored 8-bit values that a weight is computed from; ``None`` if there are none."""
+    if not is_constant_expression(weight):
+        return None
+    stack, seen = [weight], {weight}
+    while stack:
+        node = stack.pop()
+        value = constant_of(node)
+        # A mask of 8 bits may be one number; weights are not.
+        if value is not None and value.dtype in _STORED and value.ndim > 1:
+            return node
+        fresh = [source for source in node.all_input_nodes if source not in seen]
+        seen.update(fresh)
+        stack += fresh
+    return None

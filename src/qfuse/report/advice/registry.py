@@ -59,6 +59,12 @@ _QUANTIZED = (
         "the activation is quantized but the weight is",
     ),
     Advice(
+        "quantize-last",
+        "change the weight before quantizing it: kernels read w_int8 * scale",
+        (MissCode.NOT_QUANTIZED,),
+        "and is no dequantize of them",
+    ),
+    Advice(
         LOOKED_UP,
         "quantize the activations too: both are then read by an int8 kernel",
         (MissCode.NOT_QUANTIZED, None),

@@ -149,13 +149,14 @@ def test_refuses_a_zero_point_of_floats() -> None:
     assert refusal(program, LiftBatchedScale()) == (MissCode.ZERO_POINT, "w")
 
 
-def test_refuses_a_batch_that_is_broadcast() -> None:
+@pytest.mark.numeric
+def test_an_activation_that_is_broadcast() -> None:
     b = GraphBuilder()
     w = b.call(aten._to_copy.default, b.const("w", codes(E, K, N)), dtype=torch.float32)
     y = b.call(aten.matmul.default, b.arg("x", torch.float32, 1, M, K), w)
-    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(N))))
+    program = finish(b, b.call(aten.mul.Tensor, y, b.const("s", scales(E, 1, N))))
 
-    assert refusal(program, LiftBatchedScale()) == (MissCode.SHAPE, "x")
+    assert assert_same_values(program, [torch.randn(1, M, K)], LiftBatchedScale()).fired
 
 
 def test_refuses_small_weights() -> None:

@@ -152,8 +152,49 @@ def miss(source: Model, *args: torch.Tensor) -> Missed:
     return found
 
 
-def test_refuses_a_broadcast_batch() -> None:
-    assert miss(model(matmul=True), torch.randn(1, 5, K)).code is MissCode.SHAPE
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("shape", [(K,), (5, K), (1, 5, K), (2, 1, 5, K), (2, E, 5, K), (0, K)])
+def test_a_matmul_that_broadcasts_the_activation(shape: tuple[int, ...]) -> None:
+    source, x = model(matmul=True), torch.randn(shape)
+    done = compiled(source, x)
+    assert done.report.fired[ExpandBatchedWeight.name] == 1
+    assert done(x).stride() == source(x).stride()
+    close(done(x), source(x), NOISE[torch.float32])
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("shape", [(K,), (5, K), (1, 5, K), (4, 5, K), (2, 4, 5, K)])
+def test_one_weight_multiplies_any_batch(shape: tuple[int, ...]) -> None:
+    source, x = model(matmul=True, count=1, scales=(1, 1, N)), torch.randn(shape)
+    done = compiled(source, x)
+    assert done.report.fired[ExpandBatchedWeight.name] == 1
+    assert len(done.report.fused) == 1
+    close(done(x), source(x), NOISE[torch.float32])
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("equation", [None, "tk,enk->ten", "ebk,enk->ebn"])
+def test_experts_that_are_stacked_after_their_scales(equation: str | None) -> None:
+    def forward(m: Model, x: torch.Tensor) -> torch.Tensor:
+        parts = [m.get_buffer(f"w{e}").float() * m.get_buffer(f"s{e}") for e in range(E)]
+        weights = torch.stack(parts)
+        if equation is None:
+            return torch.bmm(x, weights.mT)
+        return torch.einsum(equation, x, weights)
+
+    stored = {f"w{e}": torch.randint(-128, 128, (N, K), dtype=torch.int8) for e in range(E)}
+    grids = {f"s{e}": torch.rand(N, 1) * 0.1 + 0.01 for e in range(E)}
+    shape = (5, K) if equation == "tk,enk->ten" else (E, 5, K)
+    source, x = Model(forward, **stored, **grids), torch.randn(shape)
+    done = compiled(source, x)
+
+    held = [b for b in done.plan.lowered.module.buffers() if b.numel() >= K * N // 2]
+    assert {b.dtype.itemsize for b in held} == {1}
+    assert {fused.kernel for fused in done.report.fused} == {"qfuse.linear_w8a16"}
+    close(done(x), source(x), NOISE[torch.float32])
 
 
 def test_refuses_small_weights() -> None:

@@ -187,7 +187,7 @@ def test_refuses_a_zero_point_of_other_blocks() -> None:
 @pytest.mark.parametrize(
     ("scale", "reason"),
     [
-        (-0.1, "the factor is -0.1, which is negative, so it is not a scale"),
+        (float("nan"), "the factor is nan, which is not finite, so it is not a scale"),
         (float("inf"), "the factor is inf, which is not finite, so it is not a scale"),
     ],
 )
@@ -200,13 +200,25 @@ def test_refuses_a_factor_that_is_no_scale(scale: float, reason: str) -> None:
     assert miss.reason == reason
 
 
+@pytest.mark.numeric
+@pytest.mark.parametrize("grid", [(), (4, 1), (1, 8)])
+def test_scales_may_be_negative(grid: tuple[int, ...]) -> None:
+    b = GraphBuilder()
+    scale = b.const("s", torch.randn(grid))
+    product = b.call(aten.mul.Tensor, cast(b, b.const("q", codes(4, 8))), scale)
+    program = finish(b, product)
+    assert_same_values(program, [], DequantizeChain(), exact=True)
+
+    assert "aten.mul.Tensor" not in calls(program)
+
+
 def test_names_the_factors_that_are_no_scales() -> None:
     b = GraphBuilder()
-    wrong = torch.tensor([[0.1], [-0.2], [0.3], [float("nan")]])
+    wrong = torch.tensor([[0.1], [float("-inf")], [-0.3], [float("nan")]])
     product = b.call(aten.mul.Tensor, cast(b, b.const("q", codes(4, 8))), b.const("s", wrong))
     (miss,) = [m for _, m in apply_rules(finish(b, product), [DequantizeChain()]).misses]
 
-    text = "2 of the 4 factors are not scales: the first of them is -0.2, which is negative"
+    text = "2 of the 4 factors are not scales: the first of them is -inf, which is not finite"
     assert miss.reason == text
 
 

@@ -139,3 +139,28 @@ def test_refuses_a_float_part() -> None:
     a = Weights()
     program = a.linear(a.weight(4), a.b.const("f", torch.randn(2, 8)))
     assert refusal(program, RULE)[0] is MissCode.PATTERN
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_stack_has_the_scales_of_each_part(axis: int, zero: bool) -> None:
+    a = Weights()
+    parts = []
+    for i in range(2):
+        points = a.b.const(f"z{i}", torch.randint(-5, 5, (4, 1)).int()) if zero and i else None
+        q, scale = a.b.const(f"p{i}", codes(4, 8)), a.b.const(f"s{i}", scales(4, 1))
+        parts.append(a.b.call(ops.dequantize, q, scale, points, ROWS))
+    x = a.b.arg("x", torch.float32, 4, 8)
+    y = a.b.call(aten.mul.Tensor, a.b.call(aten.stack.default, parts, axis), 2.0)
+    program = finish(a.b, a.b.call(aten.add.Tensor, y, a.b.call(aten.sum.default, x)))
+
+    assert assert_same_values(program, [torch.randn(4, 8)], RULE, exact=True).fired
+    assert calls(program).count("qfuse.dequantize") == 1
+
+
+def test_refuses_a_stack_of_rows_and_a_tensor() -> None:
+    a = Weights()
+    stack = a.b.call(aten.stack.default, [a.weight(4), a.weight(4, TENSOR, 1, 1)])
+    program = finish(a.b, a.b.call(aten.relu.default, stack))
+    assert refusal(program, RULE)[0] is MissCode.GRANULARITY

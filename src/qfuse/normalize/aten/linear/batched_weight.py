@@ -16,7 +16,7 @@ from qfuse.ir.ops.views import dtype_of, has_values, node_of, shape_of
 from qfuse.ir.quant.block import covers
 from qfuse.ir.quant.spec import QuantSpec
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import same_size
+from qfuse.ir.sizes import is_one, same_size
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.normalize.match.constants import derived
 from qfuse.normalize.match.lookup import lookup_of
@@ -46,7 +46,8 @@ class BatchedWeightSite:
 
     Attributes:
         node: The product.
-        x: The left factor, ``[E, M, K]``.
+        x: The left factor, ``[E, M, K]``; of a matmul also ``[..., E, M, K]``, ``[..., 1, M, K]``,
+            ``[M, K]`` or ``[K]``.
         home: The constant that holds the quantized weights.
         q: Its values as ``[E, K, N]``.
         scale: Their scales, in that order of axes.
@@ -75,8 +76,10 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         x[e], w[e] -> dequantize -> linear, for all e -> stack
 
     Each weight then stays quantized and has the kernels of linears. The batch may be a view of a
-    dequantized matrix. A library may sum in another
-    order, so this is rounding.
+    dequantized matrix. A ``matmul`` may have more axes before it, or multiply one activation by all
+    weights.
+
+    Rounding: a library may sum in another order.
 
     Refuses: weights that are not constant, or not scaled before the product; scales shared by some
     weights, or of two levels, or not on a grid behind a view; many weights, and small ones, whose
@@ -93,10 +96,9 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         x, right = node_of(a["self"]), node_of(a["mat2" if "mat2" in a else "other"])
         movements, base = moved_operand(right)
         made = as_dequantize(base)
-        ranks = len(shape_of(x)), len(shape_of(right))
         # A lookup reads ids of run time, and a view may read a size.
         fixed = all(len(movement.node.all_input_nodes) == 1 for movement in movements)
-        if made is None or not fixed or ranks != (_BATCHED, _BATCHED):
+        if made is None or not fixed or len(shape_of(right)) != _BATCHED:
             return _no_weights(node, right)
         params, home = constant_params(made.params), moved_constant(made.q)
         if home is None or params is None or not has_values(home[1]):
@@ -115,8 +117,8 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
         """Add the linears, each with a constant of its own, and stack their results."""
         # Linears have the weight as [N, K].
         spec = site.spec.with_block((site.spec.block[2], site.spec.block[1]))
-        results = []
-        for index in range(site.q.shape[0]):
+        results, count = [], site.q.shape[0]
+        for index in range(count):
 
             def part(value: torch.Tensor, what: str, index: int = index) -> Node:
                 entry = value[index if value.shape[0] > 1 else 0].t()
@@ -125,9 +127,27 @@ class ExpandBatchedWeight(Rule[BatchedWeightSite]):
             zero = None if site.zero_point is None else part(site.zero_point, "zero_point")
             values, scale = part(site.q, "part"), part(site.scale, "scale")
             weight = rw.call(ops.dequantize, values, scale, zero, str(spec))
-            x = rw.call(aten.select.int, site.x, 0, index)
+            x = site.x if count == 1 else _entry(rw, site.x, index)
             results.append(call_linear(rw, x, weight))
-        rw.replace(site.node, rw.call(aten.stack.default, results))
+        if len(results) == 1 and _axis(site.x) >= 0:
+            # Its batch is that of the activation, which one weight multiplies as it is.
+            rw.replace(site.node, results[0])
+            return
+        axis = max(_axis(site.node), 0)
+        rw.replace(site.node, rw.call(aten.stack.default, results, *((axis,) if axis else ())))
+
+
+def _axis(value: Node) -> int:
+    """Return the axis of the batch; negative if there is none."""
+    return len(shape_of(value)) - _BATCHED
+
+
+def _entry(rw: Rewriter, x: Node, index: int) -> Node:
+    """Return what one weight is multiplied by."""
+    axis = _axis(x)
+    if axis < 0:
+        return x
+    return rw.call(aten.select.int, x, axis, 0 if is_one(shape_of(x)[axis]) else index)
 
 
 def _moved(site: BatchedWeightSite, movements: Sequence[Movement]) -> BatchedWeightSite | Miss:
@@ -164,10 +184,12 @@ def refuse_calls(node: Node, x: Node, weights: torch.Tensor) -> Miss | None:
         x: Its left factor.
         weights: The batch of weights.
     """
-    count = weights.shape[0]
-    # `matmul` broadcasts a batch of one.
-    if not same_size(shape_of(x)[0], count):
-        return Miss(MissCode.SHAPE, x, "the batch is broadcast", progress=3)
+    count, axis = weights.shape[0], _axis(x)
+    # `matmul` broadcasts a batch of one, and one weight multiplies any batch.
+    shared = axis < 0 or count == 1 or is_one(shape_of(x)[axis])
+    if not shared and not same_size(shape_of(x)[axis], count):
+        text = "whether one activation is multiplied by all weights depends on a size at run time"
+        return Miss(MissCode.SHAPE, x, text, progress=3)
     size = weights[0].numel() if count else 0
     if not 1 <= count <= _MOST_WEIGHTS or size < _LEAST_ELEMENTS:
         text = "{} weights of {} elements are not worth a call of a kernel each"

@@ -79,7 +79,7 @@ def _is_scale(q: Node, scale: Argument) -> bool:
 
 def _scale_factor(node: Node, value: Node, scale: Argument) -> Factor | Miss:
     compute = torch.float64 if dtype_of(node) is torch.float64 else torch.float32
-    return scale_factor(node, scale, shape_of(value), compute)
+    return scale_factor(node, scale, shape_of(value), compute, signed=True)
 
 
 @guard(MissCode.ZERO_POINT, "{q.dtype} values have no zero point")

@@ -1,4 +1,4 @@
-"""Quantized weights that are concatenated after their scales."""
+"""Quantized weights that are concatenated or stacked after their scales."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import constant_params
@@ -31,10 +32,10 @@ from qfuse.rewrite.prelude import (
 
 @dataclass(frozen=True, slots=True)
 class JoinedWeights:
-    """A concatenation of dequantized constants.
+    """A concatenation or a stack of dequantized constants.
 
     Attributes:
-        node: The concatenation.
+        node: The concatenation or the stack.
         home: The constant of the first part.
         rows: The parts.
         axis: The axis along which they are joined.
@@ -63,6 +64,8 @@ class MergeWeights(Rule[JoinedWeights]):
     The weights of queries, keys and values that are multiplied at once. A scale of a whole part is
     repeated for its rows. Along other axes than the first all parts have the same scales.
 
+    The weights of experts may be stacked, each with its own scales, along any axis.
+
     Exact: each value is dequantized as before.
 
     Refuses: parts that are computed at run time, have other users, or differ in dtype, range or
@@ -70,11 +73,11 @@ class MergeWeights(Rule[JoinedWeights]):
     """
 
     name = "merge-weights"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.cat.default,)
+    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.cat.default, aten.stack.default)
     exactness = Exactness.EXACT
 
     def match(self, node: Node) -> JoinedWeights | Miss:
-        """Match a concatenation of dequantized constants of any sizes."""
+        """Match a concatenation or a stack of dequantized constants of any sizes."""
         a = arguments(node)
         tensors = a["tensors"]
         assert isinstance(tensors, (list, tuple)), "operands are a list"
@@ -91,7 +94,7 @@ class MergeWeights(Rule[JoinedWeights]):
         axis = a["dim"]
         assert isinstance(axis, int), "an axis is a number"
         axis %= len(shape_of(node))
-        joined = _joined(parts, axis)
+        joined = _joined(parts, axis, stacked=is_call(node, aten.stack.default))
         if joined is None:
             text = "the joined weights are quantized in different ways"
             return Miss(MissCode.GRANULARITY, node, text, progress=2)
@@ -102,42 +105,43 @@ class MergeWeights(Rule[JoinedWeights]):
         """Join the constants, and dequantize them at once."""
         home, rows, axis = site.home, site.rows, site.axis
         q = derived(rw, home, torch.cat([row.q for row in rows], axis), "joined")
-        # Behind the first axis all parts have the same parameters.
-        joined = rows if axis == 0 else rows[:1]
-        scale = derived(rw, home, torch.cat([row.scale for row in joined]), "scale")
+        # Where one block covers the axis, all parts have the same parameters.
+        joined = rows[:1] if site.spec.block[axis] is None else rows
+        scale = derived(rw, home, torch.cat([row.scale for row in joined], axis), "scale")
         zero = None
         if any(row.zero_point is not None for row in joined):
-            zeros = torch.cat([_zeros_of(row) for row in joined])
+            zeros = torch.cat([_zeros_of(row) for row in joined], axis)
             zero = derived(rw, home, zeros, "zero_point")
         params = QuantParams(site.spec, scale, zero, None)
         rw.replace(site.node, rw.call(ops.dequantize, *params.call_args(q)))
 
 
-def _joined(parts: Sequence[Dequantize], axis: int) -> tuple[tuple[_Rows, ...], QuantSpec] | None:
-    """Return the parts, and how all are dequantized at once; ``None`` if they differ."""
-    specs = {_per_row(part.params.spec) if axis == 0 else part.params.spec for part in parts}
-    spec = next(iter(specs))
-    if len(specs) > 1 or not spec.is_plain:
-        return None
-    rows = [row for row in (_rows_of(part, axis) for part in parts) if row is not None]
-    if len(rows) < len(parts):
-        return None
-    same = axis == 0 or all(row.equals(rows[0]) for row in rows)
-    return (tuple(rows), spec) if same else None
-
-
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Quantized values with parameters for each row."""
+    """Quantized values with parameters for each entry of the joined axis, or for all of them."""
 
     q: torch.Tensor
     scale: torch.Tensor
     zero_point: torch.Tensor | None
+    spec: QuantSpec
 
     def equals(self, other: _Rows) -> bool:
         """Whether the parameters are the same bit by bit."""
         zeros = _zeros_of(self), _zeros_of(other)
         return torch.equal(self.scale, other.scale) and torch.equal(*zeros)
+
+
+def _joined(
+    parts: Sequence[Dequantize], axis: int, *, stacked: bool
+) -> tuple[tuple[_Rows, ...], QuantSpec] | None:
+    """Return the parts, and how all are dequantized at once; ``None`` if they differ."""
+    rows = [row for row in (_rows_of(part, axis, stacked=stacked) for part in parts) if row]
+    spec = rows[0].spec if rows else None
+    if spec is None or len(rows) < len(parts) or any(row.spec != spec for row in rows):
+        return None
+    shared = spec.block[axis] is None
+    same = not shared or all(row.equals(rows[0]) for row in rows)
+    return (tuple(rows), spec) if same else None
 
 
 def _is_held(part: Dequantize) -> bool:
@@ -146,26 +150,33 @@ def _is_held(part: Dequantize) -> bool:
     return q is not None and has_values(q) and constant_params(part.params) is not None
 
 
-def _per_row(spec: QuantSpec) -> QuantSpec:
-    return spec.with_block((1, *spec.block[1:]), spec.outer)
+def _rows_of(part: Dequantize, axis: int, *, stacked: bool) -> _Rows | None:
+    """Return a weight with the axis along which it is joined, and its parameters.
 
-
-def _rows_of(part: Dequantize, axis: int) -> _Rows | None:
-    """Return a weight with its parameters, one for each row where rows are joined.
-
-    ``None`` if one block lies in several parts.
+    They are those of each entry of the first axis, and of each part of a stack. ``None`` if one
+    block lies in several parts.
     """
-    q, known = constant_of(part.q), constant_params(part.params)
-    block, count = part.params.spec.block[axis], shape_of(part.node)[axis]
-    whole = covers(block, count)
-    if q is None or known is None or not (whole or (axis == 0 and block == 1)):
+    q, known, spec = constant_of(part.q), constant_params(part.params), part.params.spec
+    if q is None or known is None or not spec.is_plain:
         return None
-    if axis != 0 and block is not None:
+    scale, zero = known
+    if stacked:
+        q, scale = q.unsqueeze(axis), scale.unsqueeze(axis)
+        zero = None if zero is None else zero.unsqueeze(axis)
+        block = (*spec.block[:axis], 1, *spec.block[axis:])
+        return _Rows(q, scale, zero, spec.with_block(block))
+    return _of_concatenation(_Rows(q, scale, zero, spec), axis)
+
+
+def _of_concatenation(part: _Rows, axis: int) -> _Rows | None:
+    q, spec = part.q, part.spec
+    block = spec.block[axis]
+    if axis != 0:
+        return part if block is None else None
+    if block != 1 and not covers(block, q.shape[0]):
         return None
-    scale, zero = (
-        None if value is None else _spread(value, q) if axis == 0 else value for value in known
-    )
-    return None if scale is None else _Rows(q, scale, zero)
+    zero = None if part.zero_point is None else _spread(part.zero_point, q)
+    return _Rows(q, _spread(part.scale, q), zero, spec.with_block((1, *spec.block[1:])))
 
 
 def _spread(value: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,12 @@ def constant_factor(node: Node, value: torch.Tensor, rank: int, what: str) -> Fa
 
 
 def scale_factor(
-    at: Node, by: Argument, shape: Sequence[Size], compute: torch.dtype
+    at: Node,
+    by: Argument,
+    shape: Sequence[Size],
+    compute: torch.dtype,
+    *,
+    signed: bool = False,
 ) -> Factor | Miss:
     """View the factor or divisor of quantized values of ``shape`` as a scale.
 
@@ -79,12 +84,15 @@ def scale_factor(
         by: The factor: a node or a number.
         shape: Shape of the quantized values.
         compute: Dtype in which a number enters the arithmetic.
+        signed: Whether the scale of a dequantize is meant, which may be negative.
     """
     if not shape:
         return Miss(MissCode.SHAPE, at, "a tensor without axes has no blocks with a scale")
     if isinstance(by, (int, float)) and not isinstance(by, bool):
         number = torch.full((1,) * len(shape), float(by), dtype=compute)
-        return _refuse_scale(at, number) or Factor(at, tuple(number.shape), number, "scale")
+        return _refuse_scale(at, number, signed=signed) or Factor(
+            at, tuple(number.shape), number, "scale"
+        )
     if not is_tensor(by) or not dtype_of(by).is_floating_point:
         return _no_float(at, by)
     same = same_shape(padded(shape_of(by), len(shape)), shape)
@@ -100,7 +108,7 @@ def scale_factor(
         factor = Factor(by, padded(shape_of(by), len(shape)), None, "scale")
     else:
         factor = constant_factor(by, value, len(shape), "scale")
-    return factor if value is None else _refuse_scale(by, value) or factor
+    return factor if value is None else _refuse_scale(by, value, signed=signed) or factor
 
 
 def _no_float(at: Node, by: Argument) -> Miss:
@@ -110,10 +118,10 @@ def _no_float(at: Node, by: Argument) -> Miss:
     return Miss(MissCode.DTYPE, at, "the factor is not a float tensor")
 
 
-def _refuse_scale(at: Node, value: torch.Tensor) -> Miss | None:
+def _refuse_scale(at: Node, value: torch.Tensor, *, signed: bool) -> Miss | None:
     # A scale of zero dequantizes to zeros; `quantize-chain`, which divides by it, refuses it
     # itself. No comparison with NaN holds.
-    wrong = ~(value.isfinite() & (value >= 0))
+    wrong = ~(value.isfinite() & ((value >= 0) | signed))
     count, total = int(wrong.sum()), value.numel()
     if not count:
         return None
