@@ -34,6 +34,26 @@ class Model(nn.Module):
         return self.function(self, *args)
 
 
+def weights(*shape: int) -> torch.Tensor:
+    """Draw int8 weights, ``[N, K, ...]``, whose products with ``activations`` are exact anywhere.
+
+    Without VNNI, oneDNN adds products of uint8 and int8 in pairs that saturate at 16 bits, where
+    qfuse is exact. No pair of these does: of each input feature the weights have 7 bits, or the
+    activations. So a product is within 255 * 64 or 127 * 128, half of the 16 bits.
+    """
+    codes = torch.randint(-128, 128, shape, dtype=torch.int8)
+    codes[:, ::2] //= 2
+    return codes
+
+
+def activations(*shape: int, dtype: torch.dtype = torch.uint8, features: int = -1) -> torch.Tensor:
+    """Draw activations for ``weights``, with input features on the axis ``features``."""
+    codes = torch.randint(0, 256, shape, dtype=torch.uint8)
+    codes.movedim(features, -1)[..., 1::2] //= 2
+    # oneDNN may multiply int8 as uint8, 128 higher.
+    return codes if dtype is torch.uint8 else (codes ^ 128).view(dtype)
+
+
 def compiled(model: nn.Module, *args: torch.Tensor) -> CompiledModel:
     """Compile for a pinned target; values are checked rewrite by rewrite."""
     done = qfuse.compile(

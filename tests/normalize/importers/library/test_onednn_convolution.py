@@ -4,7 +4,15 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.sources.dialects import fired
-from tests.support.sources.library import Model, compiled, kernel_of, miss_of, one_step_apart
+from tests.support.sources.library import (
+    Model,
+    activations,
+    compiled,
+    kernel_of,
+    miss_of,
+    one_step_apart,
+    weights,
+)
 
 from qfuse.capture import capture
 from qfuse.ir.events import MissCode
@@ -21,7 +29,7 @@ CASES = [
 
 def model(axes: int, groups: int, post: str, stride: int = 1) -> Model:
     ones, strides = [1] * axes, [stride] * axes
-    weight = torch.randint(-128, 128, (16, 8 // groups, *[3] * axes), dtype=torch.int8)
+    weight = weights(16, 8 // groups, *[3] * axes)
     scales = torch.rand(16) * 0.01 + 1e-4
     packed = ONEDNN.qconv_prepack(weight, scales, 0.03, 7, strides, ones, ones, groups, None)
     # torch can trace the generic op, and the one of two axes.
@@ -40,7 +48,7 @@ def model(axes: int, groups: int, post: str, stride: int = 1) -> Model:
 
 
 def image(axes: int) -> torch.Tensor:
-    return torch.randint(0, 256, (2, 8, *[6] * axes), dtype=torch.uint8)
+    return activations(2, 8, *[6] * axes, features=1)
 
 
 def test_golden() -> None:

@@ -6,11 +6,13 @@ from expecttest import assert_expected_inline
 from tests.support.sources.dialects import fired
 from tests.support.sources.library import (
     Model,
+    activations,
     close,
     compiled,
     kernel_of,
     miss_of,
     one_step_apart,
+    weights,
 )
 
 from qfuse.capture import capture
@@ -36,10 +38,9 @@ NONE, RELU = POST_OPS[:2]
 
 
 def buffers(n: int, k: int, *, one: bool = False) -> dict[str, torch.Tensor]:
-    weight = torch.randint(-128, 128, (n, k), dtype=torch.int8)
     scales = torch.rand(1 if one else n) * 0.01 + 1e-4
     return {
-        "p": ONEDNN.qlinear_prepack(weight, None),
+        "p": ONEDNN.qlinear_prepack(weights(n, k), None),
         "s": scales,
         "z": torch.zeros(len(scales), dtype=torch.int32),
         "b": torch.randn(n),
@@ -55,11 +56,6 @@ def model(
         ),
         **buffers(n, k),
     )
-
-
-def activations(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-    info = torch.iinfo(dtype)
-    return torch.randint(info.min, info.max + 1, shape, dtype=dtype)
 
 
 def test_golden() -> None:
