@@ -27,6 +27,7 @@ from qfuse.normalize.aten.linear.bias import FuseBias
 from qfuse.normalize.aten.linear.half_weight import DequantizeHalfWeight
 from qfuse.normalize.aten.linear.permute_features import PermuteFeatures
 from qfuse.normalize.aten.linear.scaled_addmm import FoldAddmmFactors
+from qfuse.normalize.aten.linear.spell_matmul import SpellBatchedSum
 from qfuse.normalize.aten.linear.spellings import LINEAR_FROM
 from qfuse.normalize.aten.linear.wide_einsum import SpellWideEinsum
 from qfuse.normalize.aten.operands.narrow_activation import NarrowActivation
@@ -94,6 +95,7 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     # Before each weight is a linear of its own, which has no scale for all of them behind it.
     MoveWeight,
     MergeWeights,
+    SpellBatchedSum,
     LiftBatchedScale,
     ExpandBatchedWeight,
     PermuteFeatures,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +172,23 @@ def test_one_weight_multiplies_any_batch(shape: tuple[int, ...]) -> None:
     done = compiled(source, x)
     assert done.report.fired[ExpandBatchedWeight.name] == 1
     assert len(done.report.fused) == 1
+    close(done(x), source(x), NOISE[torch.float32])
+
+
+@pytest.mark.numeric
+@pytest.mark.own_kernels
+@pytest.mark.parametrize("shape", [(E, 5, N), (E, 1, N), (N,), (1, 5, 1)])
+@pytest.mark.parametrize("factors", [{}, {"alpha": 0.5, "beta": -2}])
+def test_a_baddbmm(shape: tuple[int, ...], factors: dict[str, Any]) -> None:
+    def forward(m: Model, x: torch.Tensor) -> torch.Tensor:
+        weights = m.get_buffer("w").float() * m.get_buffer("s")
+        return torch.baddbmm(m.get_buffer("b"), x, weights, **factors)
+
+    weight = torch.randint(-128, 128, (E, K, N), dtype=torch.int8)
+    grid = torch.rand(E, 1, N) * 0.1 + 0.01
+    source, x = Model(forward, w=weight, s=grid, b=torch.randn(shape)), torch.randn(E, 5, K)
+    done = compiled(source, x)
+    assert {fused.kernel for fused in done.report.fused} == {"qfuse.linear_w8a16"}
     close(done(x), source(x), NOISE[torch.float32])
 
 

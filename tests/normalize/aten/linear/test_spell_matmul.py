@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +24,13 @@ from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.matmul import as_fused_matmul
 from qfuse.normalize import normalize
-from qfuse.normalize.aten.linear.spell_matmul import SpellMatmul
+from qfuse.normalize.aten.linear.spell_matmul import SpellBatchedSum, SpellMatmul
 from qfuse.optimize import optimize
 from qfuse.rewrite.driver import apply_rules
 from qfuse.rewrite.rule import Miss
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_tensor
-from qfuse.testing.run import run
+from qfuse.testing.run import random_inputs, run
 
 F32 = torch.float32
 
@@ -218,3 +220,59 @@ def test_what_is_not_its_business(kind: str) -> None:
     result = apply_rules(program, [SpellMatmul()])
 
     assert (result.modified, list(result.misses)) == (False, [])
+
+
+def batched_sum(dtype: torch.dtype = F32, **factors: float) -> CapturedGraph:
+    """Return a ``baddbmm`` with a batch of quantized weights."""
+    case = Case(dtype=dtype)
+    x = case.b.arg("plain", dtype, 2, 4, 8)
+    weights = case.dequantized("w", (2, 8, 6), constant=True)
+    y = case.summand(2, 1, 6)
+    return case.done(case.b.call(aten.baddbmm.default, y, x, weights, **factors))
+
+
+def test_golden_a_batch_of_weights() -> None:
+    assert_expected_inline(golden(batched_sum(beta=2), SpellBatchedSum()), """\
+%q: int8[2, 4, 8]
+const %q_scale: float32[1, 1, 1]
+%0 = qfuse.dequantize(%q, %q_scale, None, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): float32[2, 4, 8]
+%k: int8[2, 8, 6]
+const %k_scale: float32[1, 1, 1]
+%1 = qfuse.dequantize(%k, %k_scale, None, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): float32[2, 8, 6]
+%plain: float32[2, 4, 8]
+const %w: int8[2, 8, 6]
+const %w_scale: float32[1, 1, 1]
+%2 = qfuse.dequantize(%w, %w_scale, None, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): float32[2, 8, 6]
+%y: float32[2, 1, 6]
+%3 = aten.matmul(%plain, %2): float32[2, 4, 6]
+%4 = aten.add.Tensor(%3, %y, alpha=2): float32[2, 4, 6]
+return (%4)
+fired: spell-batched-sum 1""")
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("factors", [{}, {"alpha": 0.3}, {"alpha": -2, "beta": 0.7}, {"beta": 0}])
+def test_sums_of_a_batch_of_weights(factors: dict[str, Any]) -> None:
+    program = batched_sum(**factors)
+    assert assert_same_values(program, random_inputs(program), SpellBatchedSum()).fired
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        (lambda: batched_sum(alpha=0), MissCode.ARGUMENT),
+        (lambda: batched_sum(torch.bfloat16), MissCode.ARITHMETIC),
+    ],
+    ids=["factor", "16 bits"],
+)
+def test_refuses_sums_of_a_batch_of_weights(
+    program: Callable[[], CapturedGraph], code: MissCode
+) -> None:
+    (miss,) = [m for _, m in apply_rules(program(), [SpellBatchedSum()]).misses]
+    assert miss.code is code
+
+
+def test_a_batch_of_activations_is_not_its_business() -> None:
+    case = Case()
+    program = case.done(case.b.call(aten.baddbmm.default, case.summand(6), case.x, case.k))
+    assert not apply_rules(program, [SpellBatchedSum()]).modified

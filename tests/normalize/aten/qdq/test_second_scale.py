@@ -23,6 +23,7 @@ from qfuse.testing.run import random_inputs
 
 F32 = torch.float32
 GROUPS = (1, 1, None)
+REST = (None, str(per_channel(3).with_block(GROUPS)))
 
 
 def source(
@@ -73,13 +74,27 @@ def test_factors(shape: tuple[int, ...], zero: bool) -> None:
 
 
 @pytest.mark.numeric
+@pytest.mark.parametrize("by", [-1.5, -scales(6, 1, 1), None], ids=["number", "rows", "neg"])
+def test_negative_factors(by: torch.Tensor | float | None) -> None:
+    b = GraphBuilder()
+    w = b.call(ops.dequantize, b.const("w", codes(6, 4, 8)), b.const("s", scales(6, 4, 1)), *REST)
+    if by is None:
+        y = b.call(aten.neg.default, w)
+    else:
+        y = b.call(aten.mul.Tensor, w, b.const("t", by) if isinstance(by, torch.Tensor) else by)
+    program = finish(b, y)
+
+    assert assert_same_values(program, [], FoldSecondScale(), exact=by is None).fired
+
+
+@pytest.mark.numeric
 def test_a_number_on_the_left() -> None:
     program = source(0.37, swapped=True)
     fired = assert_same_values(program, random_inputs(program), FoldSecondScale()).fired
     assert fired == {"fold-second-scale": 1}
 
 
-@pytest.mark.parametrize("wrong", [-1.0, 0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("wrong", [0.0, float("inf"), float("nan")])
 def test_refuses_factors_that_are_no_scales(wrong: float) -> None:
     assert refusal(source(wrong), FoldSecondScale()) == (MissCode.RANGE, "mul_tensor")
 

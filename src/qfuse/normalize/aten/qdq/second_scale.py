@@ -64,24 +64,29 @@ class FoldSecondScale(Rule[SecondScaleSite]):
         const w, s * t -> qfuse.dequantize
 
     A weight with scales in two levels: one per group, and one per channel or for all groups. ``t``
-    is a number, or has one number per block of ``s`` or for several of them.
+    is a number, or has one number per block of ``s`` or for several of them. ``neg`` has the factor
+    -1.
 
     Rounding: the scales are multiplied first.
 
-    Refuses: values or factors that are computed at run time; factors that are negative, zero or not
-    finite; a factor per element, or one whose blocks do not join with those of the scale; scales
-    that would leave the range of float32; other dtypes than float32.
+    Refuses: values or factors that are computed at run time; factors that are zero or not finite;
+    a factor per element, or one whose blocks do not join with those of the scale; scales that would
+    leave the range of float32; other dtypes than float32.
     """
 
     name = "fold-second-scale"
-    anchors: ClassVar[tuple[OpOverload, ...]] = (aten.mul.Tensor, aten.div.Tensor)
+    anchors: ClassVar[tuple[OpOverload, ...]] = (
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.neg.default,
+    )
     exactness = Exactness.ROUNDING
 
     def match(self, node: Node) -> SecondScaleSite | Miss:
         """Match a product of a dequantized weight and a constant."""
         a = arguments(node)
-        sides = [(a["self"], a["other"])]
-        if not is_call(node, aten.div.Tensor):
+        sides = [(a["self"], a.get("other", -1))]
+        if is_call(node, aten.mul.Tensor):
             sides.append((a["other"], a["self"]))
         for one, other in sides:
             dequantize = as_dequantize(one)
@@ -113,8 +118,8 @@ def _second(node: Node, dequantize: Dequantize, other: object) -> SecondScaleSit
     if known is None or params is None or not has_values(known) or not has_values(params[0]):
         return Miss(MissCode.NOT_CONSTANT, node, "the factor is not a constant", progress=0)
     factor = known.double().reshape(padded(tuple(known.shape), len(shape)))
-    if not bool((factor.isfinite() & (factor > 0)).all()):
-        text = "the factors of a weight are not all positive and finite"
+    if not bool((factor.isfinite() & (factor != 0)).all()):
+        text = "the factors of a weight are not all finite and nonzero"
         return Miss(MissCode.RANGE, node, text, progress=2)
     scale, zero = params
     block = _joint(spec.block, tuple(scale.shape), tuple(factor.shape))
