@@ -232,7 +232,9 @@ def batched_sum(dtype: torch.dtype = F32, **factors: float) -> CapturedGraph:
 
 
 def test_golden_a_batch_of_weights() -> None:
-    assert_expected_inline(golden(batched_sum(beta=2), SpellBatchedSum()), """\
+    assert_expected_inline(
+        golden(batched_sum(beta=2), SpellBatchedSum()),
+        """\
 %q: int8[2, 4, 8]
 const %q_scale: float32[1, 1, 1]
 %0 = qfuse.dequantize(%q, %q_scale, None, 'int8[-128,127] *x*x* float32 float32:reciprocal:round-zp int'): float32[2, 4, 8]
@@ -247,7 +249,8 @@ const %w_scale: float32[1, 1, 1]
 %3 = aten.matmul(%plain, %2): float32[2, 4, 6]
 %4 = aten.add.Tensor(%3, %y, alpha=2): float32[2, 4, 6]
 return (%4)
-fired: spell-batched-sum 1""")
+fired: spell-batched-sum 1""",
+    )
 
 
 @pytest.mark.numeric

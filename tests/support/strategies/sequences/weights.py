@@ -16,7 +16,9 @@ Weight = Callable[[SequenceGrower, int, int, torch.dtype], Node]
 
 def weight(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
     """Add a weight [n, k] as a float tensor."""
-    return g.pick(WEIGHTS)(g, n, k, real)
+    # A call that draws again has weights of other sizes.
+    made = g.pick(MOVED) if g.chance(6) else g.pick(WEIGHTS)
+    return made(g, n, k, real)
 
 
 def values(g: SequenceGrower, *shape: int, low: int = -127, high: int = 127) -> Node:
@@ -197,4 +199,67 @@ WEIGHTS: list[Weight] = [
     _quantized_here,
     _plain,
     _input,
+]
+
+
+def _rows_of_a_split(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    parts = g.call(aten.split.Tensor, g.pick(WEIGHTS)(g, 2 * n, k, real), n)
+    return g.b.item(parts, g.pick([0, 1]))
+
+
+def _columns_of_a_split(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    whole = g.pick(WEIGHTS)(g, n, 2 * k, real)
+    parts = g.call(aten.split_with_sizes.default, whole, [k, k], -1)
+    return g.b.item(parts, g.pick([0, 1]))
+
+
+def _reordered(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    """Rows or columns in another order."""
+    w, axis = g.pick(WEIGHTS)(g, n, k, real), g.pick([0, 1])
+    if g.draw_bool():
+        return g.call(aten.flip.default, w, [axis])
+    order = torch.randperm((n, k)[axis], generator=g.random)
+    index = g.b.const(g.name("order"), order)
+    if g.draw_bool():
+        return g.call(aten.index.Tensor, w, [*[None] * axis, index])
+    return g.call(aten.index_select.default, w, axis, index)
+
+
+def _of_a_stack(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    both = [g.pick(WEIGHTS)(g, n, k, real) for _ in range(2)]
+    axis = g.pick([0, 1, 2])
+    stack = g.call(aten.stack.default, both, axis)
+    if g.draw_bool():
+        return g.call(aten.select.int, stack, axis, g.pick([0, 1, -1]))
+    return g.b.item(g.call(aten.unbind.int, stack, axis), g.pick([0, 1]))
+
+
+def _turned_before_its_scale(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    """A transpose or a slice between the cast and a scale, some of which is negative."""
+    turned = g.draw_bool()
+    w = g.call(aten._to_copy.default, values(g, *((k, n) if turned else (n + 3, k))), dtype=real)
+    if g.draw_bool():
+        w = g.call(aten.sub.Tensor, w, g.pick([3, -2.0]))
+    if turned:
+        w = g.call(aten.permute.default, w, [1, 0])
+    else:
+        first = g.pick([0, 2])
+        w = g.call(aten.slice.Tensor, w, 0, first, first + n)
+    signs = torch.randint(0, 2, (n, 1), generator=g.random).to(real) * 2 - 1
+    scale = g.b.const(g.name("scale"), g.scales((n, 1)).to(real) * signs)
+    return g.call(g.pick([aten.mul.Tensor, aten.multiply.Tensor]), w, scale)
+
+
+def _negated(g: SequenceGrower, n: int, k: int, real: torch.dtype) -> Node:
+    w = g.pick(WEIGHTS)(g, n, k, real)
+    return g.call(aten.neg.default, w) if g.draw_bool() else g.call(aten.mul.Tensor, w, -1.5)
+
+
+MOVED: list[Weight] = [
+    _rows_of_a_split,
+    _columns_of_a_split,
+    _reordered,
+    _of_a_stack,
+    _turned_before_its_scale,
+    _negated,
 ]
