@@ -112,6 +112,13 @@ def test_refuses_a_copy_of_a_weight_with_other_users() -> None:
     assert refusal(finish(b, multiplied(b, flipped), w), RULE)[0] is MissCode.SHARED
 
 
+def test_refuses_a_copy_that_is_larger_than_the_weight() -> None:
+    b = GraphBuilder()
+    rows = b.call(aten.embedding.default, weight(b), b.const("i", torch.randint(0, 6, (4, 4))))
+    y = b.call(aten.add.Tensor, rows, b.arg("x", torch.float32, 8))
+    assert refusal(finish(b, y), RULE)[0] is MissCode.PROFIT
+
+
 def test_refuses_a_part_of_a_group() -> None:
     b = GraphBuilder()
     y = multiplied(b, b.call(aten.slice.Tensor, weight(b, GROUPS, 6, 2), 1, 2, 8))

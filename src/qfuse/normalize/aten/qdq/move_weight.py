@@ -12,6 +12,7 @@ from qfuse.ir.movement.slice import Flip, Roll, Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
+from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.node_mover import NodeMover
 from qfuse.rewrite.prelude import (
@@ -63,8 +64,8 @@ class MoveWeight(Rule[MovedWeight]):
 
     Exact: each value is dequantized as before.
 
-    Refuses: parts that are known at run time only; parts of blocks; a weight with other users that
-    would be in memory twice.
+    Refuses: parts that are known at run time only; parts of blocks; a copy of a weight with other
+    users, which would be in memory twice, or one that is larger than the weight.
     """
 
     name = "move-weight"
@@ -92,6 +93,11 @@ class MoveWeight(Rule[MovedWeight]):
         if isinstance(movement, _COPIES) and len(made.node.users) > 1:
             text = "{} has other users, so the weight would be in memory twice"
             return Miss(MissCode.SHARED, made.node, text, made.node.name, progress=2)
+        # As many rows of a small table, such as one of relative positions, may be.
+        if tensor_of(node).numel() > tensor_of(made.node).numel():
+            text = "{} elements are read of a weight of {}"
+            counts = tensor_of(node).numel(), tensor_of(made.node).numel()
+            return Miss(MissCode.PROFIT, node, text, *counts, progress=2)
         spec = made.params.spec
         moved = move_levels(movement.forward, spec.block, spec.outer)
         if isinstance(moved, Refusal):
