@@ -3,11 +3,19 @@ from __future__ import annotations
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from tests.support.sources.aten_spellings import assert_same_values, aten, calls, finish, golden
+from tests.support.sources.aten_spellings import (
+    assert_same_values,
+    aten,
+    calls,
+    finish,
+    golden,
+    refusal,
+)
 from torch.fx import Node
 from torch.fx.node import Argument
 
 from qfuse.capture import capture
+from qfuse.ir.events import MissCode
 from qfuse.normalize import normalize
 from qfuse.normalize.aten.spell_alias import ALIASES, SpellAlias
 from qfuse.rewrite.prelude import OpOverload
@@ -79,3 +87,9 @@ def test_quantization_in_other_names() -> None:
         "qfuse.dequantize",
         "aten.linear",
     ]
+
+
+def test_refuses_to_round_to_decimals() -> None:
+    b = GraphBuilder()
+    y = b.call(aten.special_round.default, b.arg("x", torch.float32, 8, 8), decimals=2)
+    assert refusal(finish(b, y), RULE) == (MissCode.ARGUMENT, "special_round_default")

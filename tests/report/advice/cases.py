@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from tests.report.advice.given import GIVEN
 from tests.report.advice.models import (
+    GAINS,
     SIZE,
     Convolved,
     Forward,
@@ -181,12 +182,7 @@ CASES = (
         lambda m, x: F.linear(static(x), m.w.float() * (x.mean() * m.s[:, None])),
         linear,
     ),
-    _case(
-        "quantize-last",
-        MissCode.NOT_QUANTIZED,
-        lambda m, x: F.linear(x, by_hand(m) * torch.arange(1.0, SIZE + 1)),
-        lambda m, x: F.linear(x * torch.arange(1.0, SIZE + 1), by_hand(m)),
-    ),
+    _case("quantize-last", MissCode.NOT_QUANTIZED, *GAINS),
     Case(
         "scale-before-product",
         MissCode.NOT_QUANTIZED,

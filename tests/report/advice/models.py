@@ -89,6 +89,18 @@ def linear(m: Weighted, x: torch.Tensor) -> torch.Tensor:
     return F.linear(static(x), weight(m))
 
 
+def _gains_of_weight(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, by_hand(m) * torch.arange(1.0, SIZE + 1))
+
+
+def _gains_of_activation(m: Weighted, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x * torch.arange(1.0, SIZE + 1), by_hand(m))
+
+
+GAINS = _gains_of_weight, _gains_of_activation
+"""Linears with a factor for each input feature: on the weight, and on the activation."""
+
+
 def heads(x: torch.Tensor) -> torch.Tensor:
     """An operand of attention: batch, heads, positions, features."""
     return static(x.view(1, 4, 16, SIZE))

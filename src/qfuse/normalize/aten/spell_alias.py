@@ -6,7 +6,17 @@ from typing import ClassVar
 
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.ops.views import tensor_of
-from qfuse.rewrite.prelude import Exactness, Miss, Node, OpOverload, Rewriter, Rule, aten
+from qfuse.rewrite.prelude import (
+    Exactness,
+    Miss,
+    MissCode,
+    Node,
+    OpOverload,
+    Rewriter,
+    Rule,
+    arguments,
+    aten,
+)
 
 ALIASES: dict[OpOverload, OpOverload] = {
     aten.multiply.Tensor: aten.mul.Tensor,
@@ -18,6 +28,7 @@ ALIASES: dict[OpOverload, OpOverload] = {
     aten.absolute.default: aten.abs.default,
     aten.fix.default: aten.trunc.default,
     aten.special_expit.default: aten.sigmoid.default,
+    aten.special_round.default: aten.round.default,
     aten.special_softmax.default: aten.softmax.int,
     aten.max.other: aten.maximum.default,
     aten.min.other: aten.minimum.default,
@@ -40,7 +51,7 @@ class SpellAlias(Rule[Node]):
 
     Exact: torch implements one by calling the other.
 
-    Refuses: nothing.
+    Refuses: ``special.round`` to decimals.
     """
 
     name = "spell-alias"
@@ -49,10 +60,15 @@ class SpellAlias(Rule[Node]):
 
     def match(self, node: Node) -> Node | Miss:
         """Match any of the names."""
+        decimals = arguments(node).get("decimals", 0)
+        if decimals != 0:
+            text = "it rounds to {} decimals"
+            return Miss(MissCode.ARGUMENT, node, text, decimals, progress=1)
         return node
 
     def rewrite(self, site: Node, rw: Rewriter) -> None:
         """Call the op by its usual name."""
         op = overload_of(site)
         assert op is not None, "the anchors are ops"
-        rw.replace(site, rw.replay(ALIASES[op], site.args, site.kwargs, tensor_of(site)))
+        kwargs = {name: value for name, value in site.kwargs.items() if name != "decimals"}
+        rw.replace(site, rw.replay(ALIASES[op], site.args, kwargs, tensor_of(site)))

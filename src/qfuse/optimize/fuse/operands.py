@@ -77,7 +77,7 @@ def _float_weight(weight: Node, *, quantized: bool, transposed: bool) -> Miss:
         return Miss(MissCode.PROFIT, weight, text, progress=3)
     stored = _stored_below(weight) if known else None
     if stored is not None:
-        text = "the weight is computed from {} values by {}, and is no dequantize of them"
+        text = "the weight is computed from {} values by {}, and is not a dequantize of them"
         details = dtype_name(dtype_of(stored)), op_name(weight)
         return Miss(MissCode.NOT_QUANTIZED, weight, text, *details, progress=2)
     if quantized:

@@ -62,7 +62,7 @@ _QUANTIZED = (
         "quantize-last",
         "change the weight before quantizing it: kernels read w_int8 * scale",
         (MissCode.NOT_QUANTIZED,),
-        "and is no dequantize of them",
+        "and is not a dequantize of them",
     ),
     Advice(
         LOOKED_UP,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
+
+from qfuse.ir.dtypes import FLOAT8
 from qfuse.ir.movement.base import Moved, Movement, move_levels
 from qfuse.ir.movement.gather import Index
 from qfuse.ir.movement.registry import movement_of
@@ -12,7 +15,7 @@ from qfuse.ir.movement.slice import Flip, Roll, Select, Slice
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.constants import is_constant_expression
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
-from qfuse.ir.ops.views import tensor_of
+from qfuse.ir.ops.views import dtype_of, tensor_of
 from qfuse.ir.refusal import Refusal
 from qfuse.rewrite.node_mover import NodeMover
 from qfuse.rewrite.prelude import (
@@ -107,7 +110,14 @@ class MoveWeight(Rule[MovedWeight]):
     def rewrite(self, site: MovedWeight, rw: Rewriter) -> None:
         """Move the constant and its parameters, and dequantize that."""
         mover, params, moved = NodeMover(rw), site.made.params, site.params
-        q = site.movement.apply(mover, site.made.q)
+        q, stored = site.made.q, dtype_of(site.made.q)
+        # torch copies 8-bit floats in few of the ways in which it copies their bytes.
+        in_bytes = isinstance(site.movement, _COPIES) and stored in FLOAT8
+        if in_bytes:
+            q = rw.call(aten.view.dtype, q, torch.uint8)
+        q = site.movement.apply(mover, q)
+        if in_bytes:
+            q = rw.call(aten.view.dtype, q, stored)
         scale = moved.apply(mover, params.scale)
         zero = None if params.zero_point is None else moved.apply(mover, params.zero_point)
         outer, second = None, params.outer_scale

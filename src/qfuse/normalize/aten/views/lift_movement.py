@@ -79,7 +79,7 @@ class LiftMovement(Rule[LiftedMovement]):
         """Match a movement of casts of a stored constant."""
         movement = movement_of(node)
         if movement is None or not isinstance(movement, (Permute, Slice, Select, View)):
-            text = "it is no view with fixed bounds"
+            text = "it is not a view with fixed bounds"
             return Miss(MissCode.PATTERN, node, text, progress=0)
         q, steps = _below(movement.source)
         if not steps or dtype_of(q) not in STORED or not is_constant_expression(q):
