@@ -66,6 +66,7 @@ def normalize(
             DequantizeCast(),
             SwapWeight(),
             FoldStored(),
+            # Again, for weights that the rules above dequantize.
             MergeWeights(),
             SpellMatmul(),
             LiftAboveScale(),

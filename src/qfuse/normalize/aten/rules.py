@@ -92,10 +92,11 @@ _RULES: tuple[type[Rule[Any]], ...] = (
     SpellPadding,
     DequantizeWeight,
     DequantizeHalfWeight,
-    # Before each weight is a linear of its own, which has no scale for all of them behind it.
+    # Parts of weights are weights, and so are weights that are joined.
     MoveWeight,
     MergeWeights,
     SpellBatchedSum,
+    # Before each weight is a linear of its own, which has no scale for all of them behind it.
     LiftBatchedScale,
     ExpandBatchedWeight,
     PermuteFeatures,

@@ -8,7 +8,7 @@ from qfuse.ir.dtypes import BYTES, FLOAT8
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import REFUSED_META, constant_of, op_name
 from qfuse.ir.movement.lookup import looked_up_in
-from qfuse.ir.ops.constants import is_constant_expression
+from qfuse.ir.ops.constants import is_constant_expression, operands_first
 from qfuse.ir.ops.qdq import Dequantize, as_dequantize
 from qfuse.ir.ops.views import QuantParams, dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
@@ -17,7 +17,6 @@ from qfuse.optimize.match.float_side import refuse_looked_up
 from qfuse.rewrite.prelude import Miss, MissCode, Node
 
 _KNOWN = frozenset({"aten", "prims", "qfuse"})
-_STORED = (*BYTES, *FLOAT8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +93,9 @@ def _stored_below(weight: Node) -> Node | None:
     """Return stored 8-bit values that a weight is computed from; ``None`` if there are none."""
     if not is_constant_expression(weight):
         return None
-    stack, seen = [weight], {weight}
-    while stack:
-        node = stack.pop()
+    for node in operands_first(weight):
         value = constant_of(node)
         # A mask of 8 bits may be one number; weights are not.
-        if value is not None and value.dtype in _STORED and value.ndim > 1:
+        if value is not None and value.dtype in (*BYTES, *FLOAT8) and value.ndim > 1:
             return node
-        fresh = [source for source in node.all_input_nodes if source not in seen]
-        seen.update(fresh)
-        stack += fresh
     return None

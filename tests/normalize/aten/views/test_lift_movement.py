@@ -114,6 +114,21 @@ def test_refuses_a_zero_point_that_adds_an_axis() -> None:
     assert refusal(finish(b, y), RULE)[0] is MissCode.PATTERN
 
 
+@pytest.mark.parametrize(
+    ("q", "zero"),
+    [(codes(6, 8), torch.ones(1, 1)), (codes(6), torch.tensor(3.0, dtype=torch.float64))],
+    ids=["axes", "dtype"],
+)
+def test_refuses_a_zero_point_that_would_change_the_type(
+    q: torch.Tensor, zero: torch.Tensor
+) -> None:
+    b = GraphBuilder()
+    w = b.call(aten._to_copy.default, b.const("w", q), dtype=torch.float32)
+    w = b.call(aten.sub.Tensor, w, b.const("z", zero))
+    y = b.call(aten.add.Tensor, b.call(aten.select.int, w, 0, 1), b.arg("x", torch.float32, 8))
+    assert refusal(finish(b, y), RULE)[0] is MissCode.SHAPE
+
+
 def test_refuses_bounds_of_run_time() -> None:
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "m", 8)

@@ -173,8 +173,10 @@ def _refuse(site: SummedProduct) -> Miss | None:
     # The mantissa of a power of two.
     exact = site.summand is None and abs(math.frexp(alpha)[0]) == 0.5  # noqa: PLR2004
     if dtype_of(node) not in _WIDE and not exact:
-        text = "the product of quantized values would be rounded to {} before {}: {}"
+        text = (
+            "the product of quantized values would be rounded to {} before {}: "
+            "compute it in float32"
+        )
         what = "the factor" if site.summand is None else "the sum"
-        details = dtype_of(node), what, "compute it in float32"
-        return Miss(MissCode.ARITHMETIC, node, text, *details, progress=2)
+        return Miss(MissCode.ARITHMETIC, node, text, dtype_of(node), what, progress=2)
     return None

@@ -135,13 +135,13 @@ def _joined(
     parts: Sequence[Dequantize], axis: int, *, stacked: bool
 ) -> tuple[tuple[_Rows, ...], QuantSpec] | None:
     """Return the parts, and how all are dequantized at once; ``None`` if they differ."""
-    rows = [row for row in (_rows_of(part, axis, stacked=stacked) for part in parts) if row]
-    spec = rows[0].spec if rows else None
-    if spec is None or len(rows) < len(parts) or any(row.spec != spec for row in rows):
+    found = [_rows_of(part, axis, stacked=stacked) for part in parts]
+    rows = tuple(row for row in found if row is not None)
+    if len(rows) < len(parts) or len({row.spec for row in rows}) > 1:
         return None
+    spec = rows[0].spec
     shared = spec.block[axis] is None
-    same = not shared or all(row.equals(rows[0]) for row in rows)
-    return (tuple(rows), spec) if same else None
+    return None if shared and not all(row.equals(rows[0]) for row in rows) else (rows, spec)
 
 
 def _is_held(part: Dequantize) -> bool:

@@ -67,8 +67,8 @@ class LiftMovement(Rule[LiftedMovement]):
 
     Exact: each value is cast and shifted as before.
 
-    Refuses: what is computed at run time; a zero point of several elements; a movement that leaves
-    the graph, whose strides would change.
+    Refuses: what is computed at run time; a zero point of several elements, or of more axes than
+    what is moved; a movement that leaves the graph, whose strides would change.
     """
 
     name = "lift-movement"
@@ -85,17 +85,8 @@ class LiftMovement(Rule[LiftedMovement]):
         if not steps or dtype_of(q) not in STORED or not is_constant_expression(q):
             text = "it moves no stored weight that is cast"
             return Miss(MissCode.PATTERN, node, text, progress=0)
-        # The other rules look through a view by itself.
-        if isinstance(movement, View) and not any(is_call(u, *_MOVES, *SPLITS) for u in node.users):
-            text = "it is a view that nothing moves further"
-            return Miss(MissCode.PATTERN, node, text, progress=0)
-        if len(movement.node.all_input_nodes) > 1:
-            text = "its bounds are computed at run time"
-            return Miss(MissCode.NOT_CONSTANT, node, text, progress=1)
-        if leaves_graph(node):
-            text = "{} leaves the graph, and its strides would change"
-            return Miss(MissCode.SHARED, node, text, op_name(node), progress=1)
-        return LiftedMovement(movement, q, steps)
+        site = LiftedMovement(movement, q, steps)
+        return _refuse(site) or site
 
     def rewrite(self, site: LiftedMovement, rw: Rewriter) -> None:
         """Move the constant, then cast and shift it."""
@@ -106,6 +97,32 @@ class LiftMovement(Rule[LiftedMovement]):
             else:
                 value = rw.call(aten.sub.Tensor, value, zero)
         rw.replace(site.movement.node, value)
+
+
+def _refuse(site: LiftedMovement) -> Miss | None:
+    node = site.movement.node
+    is_view = isinstance(site.movement, View)
+    # The other rules look through a view by itself.
+    if is_view and not any(is_call(user, *_MOVES, *SPLITS) for user in node.users):
+        text = "it is a view that nothing moves further"
+        return Miss(MissCode.PATTERN, node, text, progress=0)
+    if not all(_keeps_type(zero, node) for _, zero in site.steps):
+        text = "a zero point of more axes than {}, or one of a number, would change its type"
+        return Miss(MissCode.SHAPE, node, text, op_name(node), progress=1)
+    if len(node.all_input_nodes) > 1:
+        text = "its bounds are computed at run time"
+        return Miss(MissCode.NOT_CONSTANT, node, text, progress=1)
+    if leaves_graph(node):
+        text = "{} leaves the graph, and its strides would change"
+        return Miss(MissCode.SHARED, node, text, op_name(node), progress=1)
+    return None
+
+
+def _keeps_type(zero: Argument, moved: Node) -> bool:
+    """Whether the difference with a zero point has the same axes and dtype after a movement."""
+    # torch promotes a tensor without axes by another rule.
+    rank = len(shape_of(moved))
+    return not isinstance(zero, Node) or 0 < rank >= len(shape_of(zero))
 
 
 def _below(node: Node) -> tuple[Node, tuple[tuple[Node, Argument], ...]]:
