@@ -28,7 +28,7 @@ def skipped(reason: str) -> Any:
 
 def test_what_a_machine_lacks_is_counted_by_reason() -> None:
     reports = [
-        *[skipped("needs brgemm")] * 3,
+        *[skipped("needs amx_int8")] * 3,
         skipped("needs a C++ compiler: none was found"),
         skipped("it is done to the axis of the parts"),
         SimpleNamespace(longrepr=None),
@@ -36,17 +36,17 @@ def test_what_a_machine_lacks_is_counted_by_reason() -> None:
 
     counts = summary.not_tested(reports)
 
-    assert counts == {"needs brgemm": 3, "needs a C++ compiler": 1}
+    assert counts == {"needs amx_int8": 3, "needs a C++ compiler": 1}
 
 
 @pytest.mark.parametrize(
     ("counts", "text"),
     [
         ({}, "not tested on this machine: nothing"),
-        ({"needs brgemm": 1}, "not tested on this machine: 1 test needs brgemm"),
+        ({"needs amx_int8": 1}, "not tested on this machine: 1 test needs amx_int8"),
         (
-            {"needs brgemm": 312, "needs an accelerator": 12, "needs vnni": 1},
-            "not tested on this machine: 312 tests need brgemm, 12 need an accelerator, 1 needs vnni",
+            {"needs amx_int8": 312, "needs an accelerator": 12, "needs vnni": 1},
+            "not tested on this machine: 312 tests need amx_int8, 12 need an accelerator, 1 needs vnni",
         ),
     ],
 )
@@ -194,7 +194,7 @@ class TestLimit:
 
         assert torch.cpu.get_capabilities is before
 
-    @pytest.mark.parametrize("isa", ["amx", "AVX2", "sse"])
+    @pytest.mark.parametrize("isa", ["AMX", "AVX2", "sse"])
     def test_an_unknown_isa_is_refused(self, monkeypatch: pytest.MonkeyPatch, isa: str) -> None:
         monkeypatch.setenv(machine.ISA_VARIABLE, isa)
 

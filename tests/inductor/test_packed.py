@@ -168,7 +168,9 @@ def test_weights_packed_by_onednn_are_packed_together() -> None:
     products = [n for n in module.graph.nodes if n.target is op]
     assert len(products) == 1
     for a, b in zip(expected, module(x), strict=True):
-        assert torch.equal(a, b)
+        # With AMX, oneDNN takes another kernel for 71 features than for 48, which multiplies by the
+        # scales, and adds the bias, in another order: three roundings.
+        torch.testing.assert_close(b, a, rtol=0, atol=3 * 2.0**-24 * (a.abs().max().item() + 5))
 
 
 @pytest.mark.parametrize(("widths", "merged"), [((64, 128), True), ((64, 32, 16), False)])

@@ -17,7 +17,9 @@ from qfuse.kernels import (
 )
 
 FOLDER = Path(__file__).parent
-INSTRUCTION_SETS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "brgemm")
+INSTRUCTION_SETS = (
+    "portable", "avx2", "avx_vnni", "avx512", "amx_emulated", "avx512_vnni", "amx"
+)  # fmt: skip
 # These have integer products of their own; the rest of them is that of avx2 and of avx512_vnni.
 SHARING = ("avx_vnni", "avx512")
 PRODUCTS = (

@@ -21,7 +21,7 @@ from qfuse.kernels import (
     pack_grouped,
 )
 
-# Around the sizes of tiles, blocks and vectors, on every path; brgemm's strips are the longest.
+# Around the sizes of tiles, blocks and vectors, on every path; strips that share unpacked weights are the longest.
 ROWS = (1, 2, 3, 5, 6, 17, 65, 250)
 FEATURES = (1, 15, 16, 17, 63, 64, 65, 130, 200)
 # Input features and groups; the whole of K may have any size.

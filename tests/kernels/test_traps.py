@@ -1,4 +1,4 @@
-"""What libtorch's micro-kernels and oneDNN do to those who use them unaware, each as a test.
+"""Kernels and oneDNN in one process: both use the tiles of AMX, whose shapes are the thread's.
 
 Sizes, strides and padding have tests of their own: all depths and features in test_linear_w8a8 and
 test_linear_w8a16, rows of any stride in test_strides, layouts in test_pack.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
@@ -33,21 +33,16 @@ ROOT = Path(__file__).parents[2]
 ROWS = (1, 3, 40, 300)
 
 
-def run(code: str, *, folder: Path | None = None, **env: str) -> str:
+def run(code: str, **env: str) -> str:
     """Run Python code in a process of its own, and return what it prints."""
     source = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
         env={**os.environ, "PYTHONPATH": source, **env},
-        cwd=folder, capture_output=True, text=True, check=False, timeout=250,
+        capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def switch(*, on: bool) -> None:
-    """Switch oneDNN on or off. The context manager for it warns of something else."""
-    torch.backends.mkldnn.enabled = on  # type: ignore[assignment]
 
 
 def exact_int8(rows: int) -> None:
@@ -115,7 +110,7 @@ class TestRelease:
         check_onednn()
 
     def test_many_short_lived_threads(self, isa: str, check_kernel: Callable[[int], None]) -> None:
-        """What is generated lives as long as its thread, and is made anew in the next."""
+        """Each begins without tiles."""
         del isa
         failures: list[BaseException] = []
 
@@ -134,8 +129,8 @@ class TestRelease:
 
 
 @pytest.mark.parametrize("dtype", STORED)
-def test_signed_activations_are_exact_without_amx(isa: str, dtype: torch.dtype) -> None:
-    """Products of s8 and s8 take the activation for unsigned where there is no AMX."""
+def test_the_least_activations_are_exact(isa: str, dtype: torch.dtype) -> None:
+    """Only AMX multiplies signed bytes as they are."""
     del isa
     case = linear((40, 64), 64, dtype=dtype)
     case.x.fill_(torch.iinfo(dtype).min)
@@ -143,31 +138,15 @@ def test_signed_activations_are_exact_without_amx(isa: str, dtype: torch.dtype) 
     assert torch.equal(case.run(), case.expected())
 
 
-class TestSwitchedOff:
-    @pytest.fixture(autouse=True)
-    def _off(self) -> Iterator[None]:
-        switch(on=False)
-        try:
-            yield
-        finally:
-            switch(on=True)
+@pytest.mark.slow
+def test_a_process_that_never_had_onednn() -> None:
+    code = (
+        "import torch; torch.backends.mkldnn.enabled = False; from qfuse.kernels import load; "
+        "from tests.kernels.test_traps import exact_int8, ROWS; print(load().available); "
+        "[exact_int8(rows) for rows in ROWS]"
+    )
 
-    @pytest.mark.parametrize("rows", ROWS)
-    def test_kernels_are_right(
-        self, isa: str, check_kernel: Callable[[int], None], rows: int
-    ) -> None:
-        del isa
-        check_kernel(rows)
-
-    @pytest.mark.slow
-    def test_a_process_that_never_had_it(self) -> None:
-        code = (
-            "import torch; torch.backends.mkldnn.enabled = False; from qfuse.kernels import load; "
-            "from tests.kernels.test_traps import exact_int8, ROWS; print(load().available); "
-            "[exact_int8(rows) for rows in ROWS]"
-        )
-
-        assert run(code) == "True\n"
+    assert run(code) == "True\n"
 
 
 EVERYTHING = """
@@ -186,46 +165,7 @@ for name in load().instruction_sets:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["AVX512_CORE_VNNI", "AVX512_CORE", "AVX2"])
 def test_onednn_may_be_limited(library: KernelLibrary, limit: str) -> None:
-    """Then its micro-kernels take fewer types, or none; what is left out is not offered."""
+    """The kernels are those of the processor."""
     names = run(EVERYTHING, ONEDNN_MAX_CPU_ISA=limit).split()
 
-    assert set(library.instruction_sets) - {"brgemm"} <= set(names)
-    assert "brgemm" not in names or limit == "AVX512_CORE_VNNI"
-
-
-GENERATING = """
-import torch
-from pathlib import Path
-from qfuse.kernels import instruction_set, load
-from tests.support.cases.linear_kernel import linear
-load()
-torch.set_num_threads(1)
-with instruction_set("brgemm"):
-    for most in (300, 900):
-        for rows in range(1, most, 7 if most == 300 else 1):
-            linear((rows, 64), 64).run()
-        print(len(list(Path().glob("*brg*"))))
-"""
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_code_is_generated_for_few_numbers_of_rows(library: KernelLibrary, tmp_path: Path) -> None:
-    """It is kept for ever, per thread: 1 to 15 rows, and the multiples of 16 up to a tile."""
-    if "brgemm" not in library.instruction_sets:
-        pytest.skip("needs brgemm")
-    some, every = map(int, run(GENERATING, folder=tmp_path, ONEDNN_JIT_DUMP="1").split())
-
-    tried_at_start = 1
-    assert 15 < some <= every <= 15 + 256 // 16 + tried_at_start
-
-
-def test_another_path_is_not_chosen_by_a_switch(library: KernelLibrary) -> None:
-    """What was forced stays forced when oneDNN is back."""
-    if "brgemm" not in library.instruction_sets:
-        pytest.skip("needs brgemm")
-    with instruction_set("brgemm"):
-        for on in (True, False, True):
-            switch(on=on)
-            exact_int8(40)
-        assert torch.ops.qfuse.chosen_kernels() == "brgemm"
+    assert names == list(library.instruction_sets)

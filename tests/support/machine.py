@@ -34,7 +34,7 @@ __all__ = [
 
 ISA_VARIABLE = "QFUSE_TEST_ISA"
 # Paths of qfuse's own kernels, the best one last.
-PATHS = ("portable", "avx2", "avx_vnni", "avx512", "avx512_vnni", "brgemm")
+PATHS = ("portable", "avx2", "avx_vnni", "avx512", "amx_emulated", "avx512_vnni", "amx")
 # What keeps qfuse's own kernels and ATen below an instruction set.
 _VARIABLES = {
     "portable": ("portable", "default"),
@@ -42,6 +42,7 @@ _VARIABLES = {
     "avx_vnni": ("avx_vnni", "avx2"),
     "avx512": ("avx512", "avx512"),
     "avx512_vnni": ("avx512_vnni", "avx512"),
+    "amx": ("amx", "avx512"),
 }
 _NAMES = ("QFUSE_ISA", "ATEN_CPU_CAPABILITY")
 

@@ -85,6 +85,8 @@ _X86_FLAGS = {
     "isa/avx_vnni_evex.cpp": _AVX2_FLAGS,
     "isa/avx512.cpp": _AVX512_FLAGS,
     "isa/avx512_vnni.cpp": (*_AVX512_FLAGS, "-mavx512vnni"),
+    "isa/amx.cpp": _AVX512_FLAGS,
+    "isa/amx_emulated.cpp": (*_AVX512_FLAGS, "-mavx512vnni"),
     "quantized/real_avx512.cpp": _AVX512_FLAGS,
 }
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch")

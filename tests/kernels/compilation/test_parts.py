@@ -16,6 +16,7 @@ from qfuse.kernels.compilation.parts import CORE, PATHS, duration, expected_part
 SOURCES = Path(build.__code__.co_filename).with_name("csrc")
 AVX2 = {"avx2", "fma3"}
 AVX512 = {*AVX2, "avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"}
+AMX = {*AVX512, "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"}
 
 
 @pytest.mark.parametrize(
@@ -29,8 +30,10 @@ AVX512 = {*AVX2, "avx512_f", "avx512_bw", "avx512_dq", "avx512_vl"}
         (AVX512 - {"avx512_bw"}, "", ["avx2"]),
         ({*AVX512, "avx_vnni"}, "", ["avx512"]),
         ({*AVX512, "avx512_vnni", "amx_int8"}, "", ["avx512", "avx512_vnni"]),
+        (AMX, "", ["avx512", "avx512_vnni", "amx"]),
+        (AMX, "avx512_vnni", ["avx512", "avx512_vnni"]),
         ({*AVX512, "avx512_vnni"}, "avx2", ["avx2"]),
-        ({*AVX512, "avx512_vnni"}, "brgemm", ["avx512", "avx512_vnni"]),
+        ({*AVX512, "avx512_vnni"}, "amx_emulated", ["avx512", "avx512_vnni", "amx_emulated"]),
         ({*AVX512, "avx512_vnni"}, "avx_vnni", ["avx2", "avx_vnni_evex"]),
         ({*AVX512, "avx512_vnni", "avx_vnni"}, "avx_vnni", ["avx2", "avx_vnni"]),
         (AVX2, "mmx", []),

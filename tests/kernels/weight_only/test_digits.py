@@ -187,7 +187,7 @@ def test_guard_pages(isa: str, rows: int, dtype: torch.dtype) -> None:
         assert_same_with_guards(linear_w8a16, args, options)
 
 
-@pytest.fixture(params=["avx512_vnni", "brgemm"])
+@pytest.fixture(params=["avx512_vnni", "amx_emulated", "amx"])
 def with_digits(request: pytest.FixtureRequest, library: KernelLibrary) -> str:
     """An instruction set that multiplies digits."""
     name: str = request.param

@@ -52,7 +52,7 @@ def spread_out(k: int, dtype: torch.dtype) -> torch.Tensor:
     return (torch.randn(1, k) * 2.0 ** ((2 * torch.rand(1, k) - 1) * power)).to(dtype)
 
 
-@pytest.fixture(params=["avx512_vnni", "brgemm"])
+@pytest.fixture(params=["avx512_vnni", "amx_emulated", "amx"])
 def with_digits(request: pytest.FixtureRequest, library: KernelLibrary) -> str:
     """An instruction set that multiplies digits."""
     name: str = request.param

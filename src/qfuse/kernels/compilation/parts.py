@@ -23,6 +23,8 @@ _FILES = {
     "avx_vnni_evex": ("isa/avx_vnni_evex.cpp",),
     "avx512": ("isa/avx512.cpp", "quantized/real_avx512.cpp"),
     "avx512_vnni": ("isa/avx512_vnni.cpp",),
+    "amx": ("isa/amx.cpp",),
+    "amx_emulated": ("isa/amx_emulated.cpp",),
 }
 PATHS = tuple(_FILES) if platform.machine() in {"x86_64", "AMD64"} else ("portable",)
 """The names of the other libraries of this architecture."""
@@ -30,7 +32,7 @@ PATHS = tuple(_FILES) if platform.machine() in {"x86_64", "AMD64"} else ("portab
 # Of one core of an AMD EPYC (Zen 4), with g++ 12.
 _CPU_SECONDS = {
     CORE: 92, "portable": 18, "avx2": 27, "avx_vnni": 3, "avx_vnni_evex": 3, "avx512": 42,
-    "avx512_vnni": 11,
+    "avx512_vnni": 11, "amx": 2, "amx_emulated": 2,
 }  # fmt: skip
 
 # The libraries that each path needs; avx_vnni is in one of two encodings.
@@ -40,9 +42,11 @@ _NEEDED = {
     "avx_vnni": ("avx2", "avx_vnni"),
     "avx512": ("avx512",),
     "avx512_vnni": ("avx512", "avx512_vnni"),
-    "brgemm": ("avx512", "avx512_vnni"),
+    "amx": ("avx512", "avx512_vnni", "amx"),
+    "amx_emulated": ("avx512", "avx512_vnni", "amx_emulated"),
 }
 _AVX512 = ("avx512_f", "avx512_bw", "avx512_dq", "avx512_vl")
+_AMX = ("amx_tile", "amx_int8", "amx_bf16")
 
 
 def part_of(file: str) -> str:
@@ -84,8 +88,14 @@ def duration(parts: Iterable[str]) -> str:
 
 
 def _best(capabilities: Mapping[str, Any]) -> str:
-    if all(capabilities.get(name) for name in _AVX512):
-        return "avx512_vnni" if capabilities.get("avx512_vnni") else "avx512"
+    if _has(capabilities, _AVX512):
+        if not capabilities.get("avx512_vnni"):
+            return "avx512"
+        return "amx" if _has(capabilities, _AMX) else "avx512_vnni"
     if capabilities.get("avx2") and capabilities.get("fma3"):
         return "avx_vnni" if capabilities.get("avx_vnni") else "avx2"
     return "portable"
+
+
+def _has(capabilities: Mapping[str, Any], names: Iterable[str]) -> bool:
+    return all(capabilities.get(name) for name in names)

@@ -130,7 +130,7 @@ struct Epilogue {
 
 // A tile of a matmul: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j],
 // wrapping. The bytes of `a` are unsigned after the flip: 0x80 per byte makes u8 = s8 + 128 of
-// signed ones.
+// signed ones. A path that keeps their sign multiplies them as they are, see `keeps_sign`.
 struct Tile {
   const uint8_t* a;
   int64_t lda;
@@ -362,13 +362,17 @@ struct Path {
   const char* name;
   // Maximum rows of a tile for a matmul with that many rows.
   int64_t (*tile_rows)(int64_t rows);
-  // Whether tiles require unsigned rows (no flip), with `lda` at least 4 * `groups`.
-  bool dense;
+  // Whether `multiply` takes rows with a flip as signed bytes, and does not flip them. Zero points
+  // and sums of such rows are then those of signed bytes too.
+  bool keeps_sign;
+  // How many rows of so many bytes are multiplied with all weights before the next rows are. Null
+  // where each block of weights is multiplied with all rows first.
+  int64_t (*strip_rows)(int64_t bytes);
   void (*multiply)(const Tile& tile, int32_t* sums);
   // Multiplies a tile of any height and writes what `finish` writes of its sums, without storing
-  // them. Returns false, with nothing written, where the epilogue is none that it takes: that
-  // depends neither on the rows nor on their number. Null where a path has none.
-  bool (*multiply_quantized)(const Tile& tile, const Epilogue& e, int64_t row, int64_t column);
+  // all of them. Returns false, with nothing written, where the epilogue is none that it takes:
+  // that depends neither on the rows nor on their number. Null where a path has none.
+  bool (*multiply_finished)(const Tile& tile, const Epilogue& e, int64_t row, int64_t column);
   void (*depthwise)(const DepthwiseTile& tile, int32_t* sums);
   bool (*depthwise_quantized)(const DepthwiseTile& tile, const Epilogue& e, int64_t row, int64_t column);
   void (*copy_rows)(const PatchRows& rows);

@@ -80,7 +80,7 @@ struct Problem {
           const Scales* along = nullptr);
 
   // Whether the kernels take unsigned bytes only.
-  bool unsigned_only() const { return path.dense || scales; }
+  bool unsigned_only() const { return scales; }
 };
 
 int64_t groups_of(int64_t k) { return (k + kGroup - 1) / kGroup; }
@@ -267,7 +267,8 @@ class Worker {
       }
     }
     if (p_.finish.epilogue.w_zero) {
-      sum_rows(matrix.data, matrix.ld, rows, part.k, matrix.flip, x_sums_.as<int32_t>());
+      sum_rows(matrix.data, matrix.ld, rows, part.k, matrix.flip, shift_of(matrix.flip, p_.path),
+               x_sums_.as<int32_t>());
     }
     return matrix;
   }
@@ -283,7 +284,8 @@ class Worker {
     const Groups groups = p_.scales ? groups_of(part, group * p_.blocks + block) : Groups{};
     const int32_t* x_sums = p_.finish.epilogue.w_zero ? x_sums_.as<int32_t>() : nullptr;
     const Tile all{matrix_.data, matrix_.ld, matrix_.flip, rows, weight, part.depth, columns};
-    if (!p_.scales && destination_.multiply(p_.path, part.phase, first, all, column, w_sums)) return;
+    const bool at_once = !p_.scales && !p_.finish.epilogue.w_zero;
+    if (at_once && destination_.multiply(p_.path, part.phase, first, all, column, w_sums)) return;
     auto* sums = sums_.as<int32_t>();
     const int64_t step = finish_rows(p_, part);
     for (int64_t row = 0; row < rows; row += step) {
@@ -364,8 +366,10 @@ at::Tensor convolution_w8a8(const Int8Operands& o, const Window& window, const O
   const Geometry g = geometry_of(o.x, features_of(o, window), window);
   check(o, g, window);
   Finish finish(o, g);
+  const Path& path = path_for(g.images * g.pixels());
+  finish.multiplied_zero -= shift_of(flip_of(o.x), path);
   return convolved(o.x, g, finish, output, out_dtype, [&] {
-    run(Problem(o, g, path_for(g.images * g.pixels()), finish));
+    run(Problem(o, g, path, finish));
   });
 }
 

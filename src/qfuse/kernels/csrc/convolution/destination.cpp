@@ -28,7 +28,8 @@ Finish::Finish(const Int8Operands& o, const Geometry& g, bool grouped) {
   TORCH_CHECK(o.x_scale.numel() == 1, "x_scale has ", o.x_scale.numel(), " elements, expected 1");
   epilogue.x_scale = keep_floats(o.x_scale, 1, "x_scale", kept);
   x_zero = only_zero(o.x_zero_point, least_of(o.x.scalar_type()));
-  if (!grouped) epilogue.x_zero = &x_zero;
+  multiplied_zero = x_zero;
+  if (!grouped) epilogue.x_zero = &multiplied_zero;
 }
 
 Finish::Finish(const WeightOnlyConvolution& c, const RealWeight& weight, const Geometry& g) {
@@ -100,14 +101,14 @@ void Destination::write(const Path& path, const Phase& phase, int64_t first, int
 
 bool Destination::multiply(const Path& path, const Phase& phase, int64_t first, const Tile& tile,
                            int64_t column, const int32_t* w_sums) {
-  if (!path.multiply_quantized) return false;
+  if (!path.multiply_finished) return false;
   epilogue_.w_sums = w_sums;
   bool done = true;
   each_run(phase, first, tile.rows, [&](int64_t i, int64_t row, int64_t rows) {
     Tile part = tile;
     part.a += i * tile.lda;
     part.rows = rows;
-    done = done && path.multiply_quantized(part, epilogue_, row, column);
+    done = done && path.multiply_finished(part, epilogue_, row, column);
   });
   return done;
 }

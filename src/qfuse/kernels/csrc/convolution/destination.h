@@ -19,7 +19,8 @@ struct Finish {
   Epilogue epilogue{};
   std::vector<Extra> extras;
   at::ScalarType type;  // after the last epilogue op
-  int32_t x_zero = 0;
+  int32_t x_zero = 0;           // of unsigned bytes
+  int32_t multiplied_zero = 0;  // of the bytes as multiplied
   std::vector<at::Tensor> kept;
 
   // `grouped`: sums are float and already scaled by the weight.

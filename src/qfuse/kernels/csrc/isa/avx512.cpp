@@ -21,7 +21,6 @@ QFUSE_PATH_LIBRARY(const qfuse::Path*) {
   static const qfuse::Path path{
       .name = "avx512",
       .tile_rows = &widened_tile_rows,
-      .dense = false,
       .multiply = &multiply_widened,
       .depthwise = &depthwise,
       .copy_rows = &copy_rows,

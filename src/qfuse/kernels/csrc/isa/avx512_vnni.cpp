@@ -66,7 +66,7 @@ qfuse::Path path_with_dots(const qfuse::Path& avx512) {
   path.name = "avx512_vnni";
   path.tile_rows = &tile_rows;
   path.multiply = &multiply;
-  path.multiply_quantized = &multiply_quantized;
+  path.multiply_finished = &multiply_quantized;
   path.depthwise = &depthwise;
   path.depthwise_quantized = &depthwise_quantized;
   path.groups = &group_kernels;

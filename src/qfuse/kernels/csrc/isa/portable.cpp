@@ -54,7 +54,6 @@ QFUSE_PATH_LIBRARY(const qfuse::Path*) {
   static const qfuse::Path path{
       .name = "portable",
       .tile_rows = &tile_rows,
-      .dense = false,
       .multiply = &multiply,
       .depthwise = &depthwise,
       .copy_rows = &copy_rows,

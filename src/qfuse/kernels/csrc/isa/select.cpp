@@ -1,7 +1,5 @@
 #include "isa/select.h"
 
-#include <ATen/native/CPUBlas.h>
-#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
 
@@ -9,10 +7,10 @@
 #include <map>
 #include <mutex>
 
-#include "isa/brgemm.h"
-
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace qfuse {
@@ -28,6 +26,7 @@ struct Usable {
 std::string base_of(const std::string& library) {
   if (library == "avx_vnni" || library == "avx_vnni_evex") return "avx2";
   if (library == "avx512_vnni") return "avx512";
+  if (library == "amx" || library == "amx_emulated") return "avx512_vnni";
   return "";
 }
 
@@ -36,6 +35,16 @@ std::string base_of(const std::string& library) {
 bool has_avx_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+
+// Whether the processor multiplies tiles of bytes and of bfloat16, and the system lets this process
+// use them: Linux does so, once for all threads, when it is asked.
+bool has_amx() {
+  constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, -TILE and -INT8
+  constexpr long kAskForState = 0x1023, kTiles = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & kBits) != kBits) return false;
+  return syscall(SYS_arch_prctl, kAskForState, kTiles) == 0;
 }
 
 // The best one last.
@@ -53,12 +62,10 @@ void add_x86_paths(std::vector<Usable>& paths) {
   }
   if (has_avx512) paths.push_back({"avx512", "avx512"});
   if (!has_vnni) return;
-  if (brgemm_runs()) paths.push_back({"brgemm", "avx512_vnni"});
+  // It can be chosen, to test what AMX runs, but is slower than the path that it begins with.
+  paths.push_back({"amx_emulated", "amx_emulated"});
   paths.push_back({"avx512_vnni", "avx512_vnni"});
-  // True only if oneDNN will use AMX for int8.
-  if (brgemm_runs() && at::native::cpublas::could_pack(at::kChar)) {
-    std::swap(paths.back(), paths[paths.size() - 2]);
-  }
+  if (has_amx()) paths.push_back({"amx", "amx"});
 }
 #endif
 
@@ -84,17 +91,13 @@ std::map<std::string, const Path*>& libraries() {
 
 std::atomic<const Path*> forced{nullptr};
 std::atomic<const Path*> best{nullptr};  // of those that are loaded
-std::atomic<const Path*> brgemm{nullptr};
+std::atomic<const Path*> amx{nullptr};
 std::atomic<const Path*> avx512_vnni{nullptr};
 
 // Null if the library of the path is not loaded.
 const Path* loaded_path(const Usable& usable) {
   const auto found = libraries().find(usable.library);
-  if (found == libraries().end()) return nullptr;
-#if defined(__x86_64__)
-  if (usable.name == std::string_view("brgemm")) return &brgemm_path(*found->second);
-#endif
-  return found->second;
+  return found == libraries().end() ? nullptr : found->second;
 }
 
 const Usable* find_usable(std::string_view name) {
@@ -123,13 +126,11 @@ const Path& path_for(int64_t rows) {
   const Path* chosen = forced.load(std::memory_order_acquire);
   const Path* path = chosen ? chosen : best.load(std::memory_order_acquire);
   TORCH_CHECK(path, "no kernels for this processor are loaded; call qfuse.kernels.load()");
-#if defined(__x86_64__)
   // A stream of weights is memory bound, so AMX would not speed it up but adds setup cost.
   const bool streams = !chosen && rows <= kStreamRows;
-  if (path == brgemm.load(std::memory_order_relaxed) && (streams || !brgemm_runs())) {
+  if (streams && path == amx.load(std::memory_order_relaxed)) {
     return *avx512_vnni.load(std::memory_order_relaxed);
   }
-#endif
   return *path;
 }
 
@@ -153,8 +154,8 @@ std::vector<std::string> missing_libraries(std::string_view name) {
   if (!path) return {};
   const std::lock_guard<std::mutex> lock(loading);
   std::vector<std::string> missing;
-  for (const std::string& library : {base_of(path->library), std::string(path->library)}) {
-    if (!library.empty() && !libraries().count(library)) missing.push_back(library);
+  for (std::string library = path->library; !library.empty(); library = base_of(library)) {
+    if (!libraries().count(library)) missing.insert(missing.begin(), library);
   }
   return missing;
 }
@@ -163,7 +164,9 @@ void load_path(std::string_view name, std::string_view file) {
   const std::string library(name);
   bool runs = false;
   for (const Usable& path : usable()) {
-    runs = runs || library == path.library || library == base_of(path.library);
+    for (std::string name = path.library; !name.empty(); name = base_of(name)) {
+      runs = runs || library == name;
+    }
   }
   TORCH_CHECK(runs, "this processor lacks instructions for the kernels of ", library);
   const std::lock_guard<std::mutex> lock(loading);
@@ -172,7 +175,7 @@ void load_path(std::string_view name, std::string_view file) {
   for (const Usable& path : usable()) {
     const Path* found = loaded_path(path);
     if (!found) continue;
-    if (path.name == std::string_view("brgemm")) brgemm = found;
+    if (path.library == std::string_view("amx")) amx = found;
     if (path.name == std::string_view("avx512_vnni")) avx512_vnni = found;
   }
   for (const Usable& path : usable()) {

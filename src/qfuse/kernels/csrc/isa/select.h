@@ -1,8 +1,7 @@
 // Which instruction-set path runs, and where its functions are.
 //
 // Each path is a library of its own, which is loaded when it is needed. Libraries have names: that
-// of their path, except that there are two of avx_vnni, and none of brgemm, which is part of the
-// core.
+// of their path, except that there are two of avx_vnni.
 #pragma once
 
 #include <cstdint>

@@ -71,13 +71,10 @@ at::Tensor zeros_of(const GroupedLinear& l, int64_t rows, bool wants_signed) {
   const int32_t least = least_of(l.x.scalar_type());
   const int32_t shift = wants_signed ? 128 : 0;
   if (!l.x_zero_point || l.x_zero_point->numel() == 1) {
-    const int32_t zero = only_zero(l.x_zero_point, least) - shift;
+    const int32_t zero = only_zero(l.x_zero_point, least, shift);
     return zero == 0 ? at::Tensor() : filled_tensor({rows}, zero, at::kInt);
   }
-  at::Tensor zeros = row_zeros(*l.x_zero_point, rows, least);
-  auto* to = zeros.mutable_data_ptr<int32_t>();
-  for (int64_t i = 0; i < rows; ++i) to[i] -= shift;
-  return zeros;
+  return row_zeros(*l.x_zero_point, rows, least, shift);
 }
 
 }  // namespace

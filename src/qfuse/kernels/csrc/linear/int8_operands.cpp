@@ -15,6 +15,8 @@ void check_int8(const Int8Operands& o, int64_t k) {
 
 uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x80808080u : 0u; }
 
+int32_t shift_of(uint32_t flip, const Path& path) { return flip && path.keeps_sign ? 128 : 0; }
+
 void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
                    std::vector<at::Tensor>& kept) {
   epilogue.real = real_of(o.product_dtype, "product_dtype");
@@ -33,12 +35,12 @@ const float* keep_floats(const at::Tensor& tensor, int64_t count, const char* wh
 }
 
 void sum_rows(const uint8_t* rows, int64_t ld, int64_t count, int64_t k, uint32_t flip,
-              int32_t* sums) {
+              int32_t shift, int32_t* sums) {
   const auto byte = static_cast<uint8_t>(flip);
   for (int64_t i = 0; i < count; ++i) {
     int32_t sum = 0;
     for (int64_t j = 0; j < k; ++j) sum += static_cast<uint8_t>(rows[i * ld + j] ^ byte);
-    sums[i] = sum;
+    sums[i] = sum - static_cast<int32_t>(k) * shift;
   }
 }
 

@@ -26,7 +26,7 @@ struct Size {
   int64_t blocks() const { return (columns() + kBlock - 1) / kBlock; }
 };
 
-// The activation as the kernel reads it: signed bytes are flipped to unsigned.
+// The activation as the kernel reads it; signed bytes have a flip.
 struct Activation {
   at::Tensor tensor;
   const uint8_t* data;
@@ -50,35 +50,35 @@ Size size_of(const Int8Operands& l, const Rows& x, bool halved) {
   return size;
 }
 
-// Copies rows, padded with zeros to whole groups of four, where the weights are zero too.
-Activation dense(const Rows& x, uint32_t flip, const Size& size) {
+// Copies rows, padded to whole groups of four, where the weights are zero.
+Activation padded(const Rows& x, const Size& size) {
   const int64_t ld = size.groups() * kGroup;
   at::Tensor copy = empty_tensor({size.rows, ld}, at::kByte);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = copy.mutable_data_ptr<uint8_t>();
-  const auto byte = static_cast<uint8_t>(flip);
   parallel_for(0, size.rows, grain_of_bytes(ld), [&](auto begin, auto end) {
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t k = 0; k < size.k; ++k) to[i * ld + k] = from[i * x.ld + k] ^ byte;
+      std::copy_n(from + i * x.ld, size.k, to + i * ld);
       std::fill(to + i * ld + size.k, to + (i + 1) * ld, uint8_t{0});
     }
   });
-  return {copy, to, ld, 0};
+  return {copy, to, ld, flip_of(x.tensor)};
 }
 
-Activation activation_of(const Rows& x, const Size& size, const Path& path) {
+Activation activation_of(const Rows& x, const Size& size) {
+  if (size.k % kGroup != 0) return padded(x, size);
+  const auto* data = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
+  return {x.tensor, data, x.ld, flip_of(x.tensor)};
+}
+
+at::Tensor x_sums_of(const Rows& x, const Size& size, const Path& path) {
   const uint32_t flip = flip_of(x.tensor);
-  const bool usable = size.k % kGroup == 0 && (!path.dense || (flip == 0 && x.ld >= size.k));
-  if (!usable) return dense(x, flip, size);
-  return {x.tensor, static_cast<const uint8_t*>(x.tensor.const_data_ptr()), x.ld, flip};
-}
-
-at::Tensor x_sums_of(const Rows& x, const Size& size) {
   at::Tensor sums = empty_tensor({size.rows}, at::kInt);
   const auto* from = static_cast<const uint8_t*>(x.tensor.const_data_ptr());
   auto* to = sums.mutable_data_ptr<int32_t>();
   parallel_for(0, size.rows, grain_of_bytes(size.k), [&](auto begin, auto end) {
-    sum_rows(from + begin * x.ld, x.ld, end - begin, size.k, flip_of(x.tensor), to + begin);
+    sum_rows(from + begin * x.ld, x.ld, end - begin, size.k, flip, shift_of(flip, path),
+             to + begin);
   });
   return sums;
 }
@@ -116,9 +116,9 @@ struct Problem {
     size = size_of(l, x, epilogue.half > 0);
     shape.back() = size.columns();
     read_features(l, size.n, epilogue, kept);
-    if (l.w_zero_point) epilogue.x_sums = whole(x_sums_of(x, size));
+    if (l.w_zero_point) epilogue.x_sums = whole(x_sums_of(x, size, path));
     read_rows(l);
-    if (!empty()) a = activation_of(x, size, path);
+    if (!empty()) a = activation_of(x, size);
   }
 
   // Scales and zero points of the activation.
@@ -128,10 +128,11 @@ struct Problem {
     epilogue.x_scale = keep_floats(l.x_scale, scales, "x_scale", kept);
     epilogue.zero_per_row = l.x_zero_point && l.x_zero_point->numel() != 1;
     const int32_t least = least_of(l.x.scalar_type());
+    const int32_t shift = shift_of(flip_of(l.x), path);
     if (epilogue.zero_per_row) {
-      epilogue.x_zero = whole(row_zeros(*l.x_zero_point, size.rows, least));
+      epilogue.x_zero = whole(row_zeros(*l.x_zero_point, size.rows, least, shift));
     } else {
-      x_zero = only_zero(l.x_zero_point, least);
+      x_zero = only_zero(l.x_zero_point, least, shift);
       epilogue.x_zero = &x_zero;
     }
   }
@@ -142,55 +143,65 @@ struct Problem {
   }
 };
 
+// The rows of a unit of work: those of a tile, or as many as the path says, in equal parts.
+int64_t strip_rows(const Problem& p, int64_t count) {
+  const int64_t tile = p.path.tile_rows(p.size.rows);
+  if (!p.path.strip_rows) return tile;
+  const int64_t fitting = std::max<int64_t>(p.path.strip_rows(p.size.k) / tile, 1);
+  const int64_t tiles = (count + tile - 1) / tile;
+  const int64_t strips = (tiles + fitting - 1) / fitting;
+  return (tiles + strips - 1) / strips * tile;
+}
+
 // Multiplies and finishes all tiles of `count` rows from `first` on. The order of tiles determines
 // which operand stays in the cache; results depend neither on it nor on the threads.
 void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
   const Size& size = p.size;
   const Activation& a = p.a;
   const int64_t tile_rows = p.path.tile_rows(size.rows);
-  const int64_t strips = (count + tile_rows - 1) / tile_rows;
+  const int64_t strip = strip_rows(p, count);
+  const int64_t strips = (count + strip - 1) / strip;
   const int64_t blocks = size.blocks();
   const int64_t block_bytes = size.groups() * kGroup * kBlock;
-  // Few rows: each block of weights is read once, by one thread. Tall tiles: A stays in the cache.
-  const bool rows_outer = p.path.dense && strips > 1;
+  const bool rows_outer = p.path.strip_rows != nullptr;
+  const auto tile_of = [&](int64_t block, int64_t row, int64_t rows, int64_t columns) {
+    return Tile{a.data + row * a.ld, a.ld, a.flip, rows, p.w + block * block_bytes, size.groups(),
+                columns};
+  };
   const auto work = [&](int64_t begin, int64_t end) {
     const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));
     int32_t* second = sums.as<int32_t>() + tile_rows * kBlock;
-    const bool at_once = p.path.multiply_quantized && size.halves == 1 && !rows_outer;
+    const bool at_once = p.path.multiply_finished && size.halves == 1;
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t strip = rows_outer ? i / blocks : i % strips;
       const int64_t block = rows_outer ? i % blocks : i / strips;
-      const int64_t row = first + strip * tile_rows;
-      const int64_t rows = std::min(tile_rows, first + count - row);
-      const int64_t columns = std::min(kBlock, size.columns() - block * kBlock);
+      const int64_t row = first + (rows_outer ? i / blocks : i % strips) * strip;
+      const int64_t rows = std::min(strip, first + count - row);
+      const int64_t column = block * kBlock;
+      const int64_t columns = std::min(kBlock, size.columns() - column);
       if (at_once) {
         // Strips of the same block.
-        const int64_t together = std::min(end, (block + 1) * strips) - i;
-        const Tile tile{a.data + row * a.ld, a.ld, a.flip,
-                        std::min(together * tile_rows, first + count - row), p.w + block * block_bytes,
-                        size.groups(), columns};
-        if (p.path.multiply_quantized(tile, epilogue, row, block * kBlock)) {
+        const int64_t together = rows_outer ? 1 : std::min(end, (block + 1) * strips) - i;
+        const int64_t all = std::min(together * strip, first + count - row);
+        if (p.path.multiply_finished(tile_of(block, row, all, columns), epilogue, row, column)) {
           i += together - 1;
           continue;
         }
       }
-      const auto multiply = [&](int64_t b, int32_t* to) {
-        p.path.multiply({a.data + row * a.ld, a.ld, a.flip, rows, p.w + b * block_bytes,
-                         size.groups(), columns},
-                        to);
-      };
-      multiply(block, sums.as<int32_t>());
-      if (size.halves == 1) {
-        p.path.finish(epilogue, sums.get(), row, rows, block * kBlock, columns);
-        continue;
+      for (int64_t done = 0; done < rows; done += tile_rows) {
+        const int64_t some = std::min(tile_rows, rows - done);
+        p.path.multiply(tile_of(block, row + done, some, columns), sums.as<int32_t>());
+        if (size.halves == 1) {
+          p.path.finish(epilogue, sums.get(), row + done, some, column, columns);
+          continue;
+        }
+        p.path.multiply(tile_of(blocks + block, row + done, some, columns), second);
+        p.path.finish_halves(epilogue, sums.get(), second, row + done, some, column, columns);
       }
-      multiply(blocks + block, second);
-      p.path.finish_halves(epilogue, sums.get(), second, row, rows, block * kBlock, columns);
     }
     p.path.release();
   };
   const int64_t cycles =
-      block_bytes / 64 * size.halves * std::max<int64_t>(std::min(tile_rows, count), 3) + 200;
+      block_bytes / 64 * size.halves * std::max<int64_t>(std::min(strip, count), 3) + 200;
   parallel_for(0, strips * blocks, grain_of_cycles(cycles), work);
 }
 

@@ -76,7 +76,7 @@ bool multiply_vectors(const qfuse::Tile& t, const qfuse::Epilogue& e, int64_t ro
   return true;
 }
 
-// See Path::multiply_quantized.
+// See Path::multiply_finished.
 bool multiply_quantized(const qfuse::Tile& t, const qfuse::Epilogue& e, int64_t row,
                         int64_t column) {
   return with_step(e, [&]<class Step>() {

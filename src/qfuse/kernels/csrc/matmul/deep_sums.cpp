@@ -24,8 +24,8 @@ void DeepSums::add_row_sums(const Tile& tile, int64_t k) {
   for (int64_t i = 0; i < tile.rows; ++i) {
     const uint8_t* from = tile.a + i * tile.lda;
     int64_t sum = 0;
-    for (int64_t j = 0; j < k; ++j) sum += from[j] ^ byte;
-    rows_[i] = sum;
+    for (int64_t j = 0; j < k; ++j) sum += static_cast<uint8_t>(from[j] ^ byte);
+    rows_[i] = sum - k * shift_of(tile.flip, path_);
   }
 }
 

@@ -91,10 +91,10 @@ void read_columns(const StoredOperand& other, const Size& size, Right& right) {
   if (!other.zero_point || other.zero_point->numel() == 1) {
     right.zero = empty_tensor({size.n}, at::kInt);
     std::fill_n(right.zero.mutable_data_ptr<int32_t>(), size.n,
-                only_zero(other.zero_point, least, "other_zero_point"));
+                only_zero(other.zero_point, least, 0, "other_zero_point"));
   } else {
     const at::Tensor given = spread(*other.zero_point, columns, "other_zero_point");
-    right.zero = row_zeros(given, given.numel(), least, "other_zero_point");
+    right.zero = row_zeros(given, given.numel(), least, 0, "other_zero_point");
     right.zero_step = size.n;
   }
   auto* zero = right.zero.mutable_data_ptr<int32_t>();
@@ -181,10 +181,8 @@ struct Problem {
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
-  // Whether rows are copied: padded to whole groups of four, or made unsigned.
-  bool copies() const {
-    return size.k % kGroup != 0 || (path.dense && (flip != 0 || ld < size.k));
-  }
+  // Whether rows are copied, padded to whole groups of four.
+  bool copies() const { return size.k % kGroup != 0; }
 
  private:
   Problem(const Matmul& matmul, const Size& given)
@@ -219,13 +217,14 @@ struct Problem {
         epilogue.scale_per_row ? spread(operand.scale, rows, "x_scale") : operand.scale;
     epilogue.x_scale = keep_floats(scale, scale.numel(), "x_scale", kept);
     const int32_t least = least_of(x.scalar_type());
+    const int32_t shift = shift_of(flip, path);
     epilogue.zero_per_row = operand.zero_point && operand.zero_point->numel() != 1;
     if (epilogue.zero_per_row) {
       const at::Tensor given = spread(*operand.zero_point, rows, "x_zero_point");
-      kept.push_back(row_zeros(given, given.numel(), least));
+      kept.push_back(row_zeros(given, given.numel(), least, shift));
       epilogue.x_zero = kept.back().const_data_ptr<int32_t>();
     } else {
-      x_zero = only_zero(operand.zero_point, least);
+      x_zero = only_zero(operand.zero_point, least, shift);
       epilogue.x_zero = &x_zero;
     }
   }
@@ -259,16 +258,22 @@ class Worker {
     const int64_t tile = p_.path.tile_rows(size.m);
     for (int64_t block = 0; block < size.blocks(); ++block) {
       const int64_t columns = std::min(kBlock, size.n - block * kBlock);
+      Tile part = all;
+      part.rows = rows;
+      part.b = packed + block * size.block_bytes();
+      part.groups = size.groups();
+      part.columns = columns;
       if (size.deep) {
         const ZeroPoints zero{zero_, p_.epilogue.zero_per_row, w_zero_ + block * kBlock};
-        deep_.totals({all.a, all.lda, all.flip, rows, packed + block * size.block_bytes(),
-                      size.groups(), columns},
-                     tile, size.k, zero, sums_.get());
+        deep_.totals(part, tile, size.k, zero, sums_.get());
+      } else if (p_.path.multiply_finished &&
+                 p_.path.multiply_finished(part, epilogue_, 0, block * kBlock)) {
+        continue;
       }
       for (int64_t i = 0; !size.deep && i < rows; i += tile) {
-        p_.path.multiply({all.a + i * all.lda, all.lda, all.flip, std::min(tile, rows - i),
-                          packed + block * size.block_bytes(), size.groups(), columns},
-                         sums_.as<int32_t>() + i * kBlock);
+        part.a = all.a + i * all.lda;
+        part.rows = std::min(tile, rows - i);
+        p_.path.multiply(part, sums_.as<int32_t>() + i * kBlock);
       }
       p_.path.finish(epilogue_, sums_.get(), 0, rows, block * kBlock, columns);
     }
@@ -306,20 +311,18 @@ class Worker {
     tile.lda = p_.ld;
     tile.flip = p_.flip;
     if (p_.right.has_zero && !p_.size.deep) {
-      sum_rows(tile.a, tile.lda, rows, p_.size.k, tile.flip, x_sums_.as<int32_t>());
+      sum_rows(tile.a, tile.lda, rows, p_.size.k, tile.flip, shift_of(tile.flip, p_.path),
+               x_sums_.as<int32_t>());
     }
     if (!p_.copies()) return tile;
     const int64_t ld = p_.size.groups() * kGroup;
-    const auto byte = static_cast<uint8_t>(p_.flip);
     auto* to = panel_.as<uint8_t>();
     for (int64_t i = 0; i < rows; ++i, to += ld) {
-      const uint8_t* from = tile.a + i * tile.lda;
-      for (int64_t k = 0; k < p_.size.k; ++k) to[k] = from[k] ^ byte;
+      std::copy_n(tile.a + i * tile.lda, p_.size.k, to);
       std::fill(to + p_.size.k, to + ld, uint8_t{0});
     }
     tile.a = panel_.as<uint8_t>();
     tile.lda = ld;
-    tile.flip = 0;
     return tile;
   }
 

@@ -10,7 +10,7 @@ namespace qfuse {
 int32_t least_of(at::ScalarType type) { return type == at::kChar ? -128 : 0; }
 
 at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least,
-                     const char* what) {
+                     int32_t shift, const char* what) {
   const at::Tensor given = vector_of(zero_point, at::kInt, rows, what);
   const auto* from = given.const_data_ptr<int32_t>();
   at::Tensor zeros = empty_tensor({rows}, at::kInt);
@@ -18,18 +18,19 @@ at::Tensor row_zeros(const at::Tensor& zero_point, int64_t rows, int32_t least,
   for (int64_t i = 0; i < rows; ++i) {
     TORCH_CHECK(from[i] >= least && from[i] <= least + 255, what, " ", from[i],
                 " is outside of the range of its values");
-    to[i] = from[i] - least;
+    to[i] = from[i] - least - shift;
   }
   return zeros;
 }
 
-int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least, const char* what) {
-  if (!zero_point) return -least;
+int32_t only_zero(const std::optional<at::Tensor>& zero_point, int32_t least, int32_t shift,
+                  const char* what) {
+  if (!zero_point) return -least - shift;
   TORCH_CHECK(!at::isFloatingType(zero_point->scalar_type()), what, " must be whole numbers");
   const double zero = number_of(*zero_point, what);
   TORCH_CHECK(zero >= least && zero <= least + 255, what, " ", zero,
               " is outside of the range of its values");
-  return static_cast<int32_t>(zero) - least;
+  return static_cast<int32_t>(zero) - least - shift;
 }
 
 Element element_of(at::ScalarType type, const char* what) {

@@ -1,0 +1,105 @@
+// The same as tiles.h, for processors without AMX: the registers are memory. So the kernels that
+// use them are tested there.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "isa/vec.h"
+
+namespace {
+
+constexpr int kTiles = 8;
+constexpr int kTileRows = 16;
+constexpr int kTileBytes = 64;
+
+struct TileShapes {
+  uint8_t palette = 1;
+  uint8_t start_row = 0;
+  uint8_t reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+struct alignas(64) EmulatedTile {
+  int32_t word[kTileRows][kTileBytes / 4];
+};
+
+thread_local EmulatedTile emulated[kTiles];
+thread_local TileShapes emulated_shapes;
+
+inline void load_shapes(const TileShapes& shapes) {
+  emulated_shapes = shapes;
+  std::memset(emulated, 0, sizeof(emulated));
+}
+
+inline void release_tiles() { emulated_shapes = {}; }
+
+template <int T>
+inline void clear_tile() {
+  std::memset(&emulated[T], 0, sizeof(EmulatedTile));
+}
+
+template <int T>
+inline void load_tile(const void* from, int64_t stride) {
+  for (int i = 0; i < emulated_shapes.rows[T]; ++i) {
+    std::memcpy(emulated[T].word[i], static_cast<const char*>(from) + i * stride, kTileBytes);
+  }
+}
+
+template <int T>
+inline void store_tile(void* to, int64_t stride) {
+  for (int i = 0; i < emulated_shapes.rows[T]; ++i) {
+    std::memcpy(static_cast<char*>(to) + i * stride, emulated[T].word[i], kTileBytes);
+  }
+}
+
+// Calls f(sums, word of A, words of B) for each product of a tile.
+template <int C, int A, int B, class F>
+inline void each_product(const F& f) {
+  for (int m = 0; m < emulated_shapes.rows[C]; ++m) {
+    __m512i sum = _mm512_load_si512(emulated[C].word[m]);
+    for (int k = 0; k < kTileBytes / 4; ++k) {
+      sum = f(sum, _mm512_set1_epi32(emulated[A].word[m][k]),
+              _mm512_load_si512(emulated[B].word[k]));
+    }
+    _mm512_store_si512(emulated[C].word[m], sum);
+  }
+}
+
+struct UnsignedDot {
+  template <int C, int A, int B>
+  static void add() {
+    each_product<C, A, B>([](__m512i sum, __m512i a, __m512i b) {
+      return _mm512_dpbusd_epi32(sum, a, b);
+    });
+  }
+};
+
+// a = (a + 128) - 128, where the sum is an unsigned byte.
+struct SignedDot {
+  template <int C, int A, int B>
+  static void add() {
+    const __m512i middle = _mm512_set1_epi8(-128);
+    each_product<C, A, B>([&](__m512i sum, __m512i a, __m512i b) {
+      const __m512i moved = _mm512_dpbusd_epi32(_mm512_setzero_si512(), middle, b);
+      return _mm512_sub_epi32(_mm512_dpbusd_epi32(sum, _mm512_xor_si512(a, middle), b), moved);
+    });
+  }
+};
+
+struct RealDot {
+  template <int C, int A, int B>
+  static void add() {
+    each_product<C, A, B>([](__m512i sum, __m512i a, __m512i b) {
+      const auto first = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+      const auto second = [](__m512i x) {
+        return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)));
+      };
+      const __m512 total = _mm512_fmadd_ps(first(a), first(b), _mm512_castsi512_ps(sum));
+      return _mm512_castps_si512(_mm512_fmadd_ps(second(a), second(b), total));
+    });
+  }
+};
+
+}  // namespace
