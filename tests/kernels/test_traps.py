@@ -20,7 +20,6 @@ from tests.support.cases.linear_kernel import STORED, codes, linear
 
 from qfuse.kernels import (
     KernelLibrary,
-    instruction_set,
     linear_w4a8,
     linear_w4a16,
     linear_w8a16,
