@@ -341,6 +341,7 @@ struct GroupTile {
   const uint8_t* b;  // of one block: bytes as in Tile, or 4-bit values, two per byte
   int64_t depth;
   Groups groups;
+  bool is_signed;  // the rows; 4-bit values are multiplied by signed bytes
 };
 
 struct GroupKernels {
@@ -350,9 +351,14 @@ struct GroupKernels {
   void (*add)(const Groups& groups, int64_t group, const int32_t* sums, int64_t rows,
               float* totals);
   // Add all groups of a tile of any height to `totals`, or null if that is done with the above and
-  // Path::multiply. 4-bit values are multiplied by signed bytes, bytes by unsigned ones.
+  // Path::multiply. Bytes are multiplied by unsigned ones, unless the path keeps signs.
   void (*codes)(const GroupTile& tile, float* totals);
   void (*bytes)(const GroupTile& tile, float* totals);
+  // The same for the groups from `first` until `last`, whose unpacked bytes are those of the tile.
+  // Null if that is done with the above.
+  void (*panel)(const GroupTile& tile, int64_t first, int64_t last, float* totals) = nullptr;
+  // Up to how many rows `codes` is at least as fast as unpacking.
+  int64_t code_rows = INT64_MAX;
 };
 
 struct DigitKernels;

@@ -323,7 +323,7 @@ class Worker {
     const int64_t depth = p_.scales->depth;
     if (p_.path.groups->bytes) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(t.b);
-      return p_.path.groups->bytes({t.a, t.lda, t.rows, bytes, depth, groups}, totals);
+      return p_.path.groups->bytes({t.a, t.lda, t.rows, bytes, depth, groups, false}, totals);
     }
     auto* sums = group_sums_.as<int32_t>();
     for (int64_t g = 0; g < groups.count; ++g) {

@@ -16,7 +16,6 @@ namespace {
 
 constexpr int64_t kPieceRows = 2 * kTileRows;
 constexpr int64_t kBlockBytes = qfuse::kBlock * 4;  // from a group of four bytes to the next
-constexpr int64_t kStepBytes = kTileRows * kBlockBytes;
 // Rows that stay in the L2 cache, of which they take half, while blocks of weights pass through it;
 // and so many at most, since each adds a page to those that a block of results is written to.
 constexpr int64_t kStripBytes = 1 << 20;
@@ -25,59 +24,76 @@ constexpr int64_t kStripRows = 256;
 // The path that this one begins with.
 const qfuse::Path* base = nullptr;
 
-// Registers: 0 to 3 for sums, 4 and 5 for rows of A, 6 and 7 for B. `upper` rows in the sums 0 and 1
-// and in 4, `lower` rows in the sums 2 and 3 and in 5.
-thread_local int64_t shape_upper = 0;
-thread_local int64_t shape_lower = 0;
+// Registers: 0 to 3 for sums, 4 and 5 for rows of A, 6 and 7 for B.
+struct Shapes {
+  int64_t upper;  // rows of A in 4, and of the sums 0 and 1
+  int64_t lower;  // rows of A in 5, and of the sums 2 and 3
+  int64_t bytes;  // of a row of A in a step along K
+  bool operator==(const Shapes&) const = default;
+};
 
-void set_shapes(int64_t upper, int64_t lower) {
-  if (shape_upper == upper && shape_lower == lower) return;
+thread_local Shapes current{};  // all zero if there are none
+
+void set_shapes(const Shapes& wanted) {
+  if (current == wanted) return;
+  const auto [upper, lower, bytes] = wanted;
+  const int64_t rows[kTiles] = {upper, upper, lower, lower, upper, lower, bytes / 4, bytes / 4};
   TileShapes shapes;
-  const int64_t rows[kTiles] = {upper, upper, lower, lower, upper, lower, kTileRows, kTileRows};
   for (int i = 0; i < kTiles; ++i) {
     shapes.rows[i] = static_cast<uint8_t>(rows[i]);
-    shapes.row_bytes[i] = kTileBytes;
+    shapes.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? bytes : kTileBytes);
   }
   load_shapes(shapes);
-  shape_upper = upper;
-  shape_lower = lower;
+  current = wanted;
 }
 
 void release() {
-  if (shape_upper == 0) return;
+  if (current == Shapes{}) return;
   release_tiles();
-  shape_upper = shape_lower = 0;
+  current = {};
 }
 
-// What remains of K after whole tiles, filled up with zeros.
+// What remains of K after whole steps, filled up with zeros.
 struct Rest {
   alignas(64) uint8_t a[kPieceRows][kTileBytes];
   alignas(64) int8_t b[kTileRows][kBlockBytes];
 };
 
-// Rows times a block of columns. `bytes` counts those of a row, a multiple of four; `steps` those
-// that are whole tiles.
+// Rows of so many bytes, a multiple of four, times a block of columns. They are multiplied in equal
+// steps, if there are some, or in whole tiles and a rest.
 struct Product {
+  Product(const void* rows, int64_t ld, const void* columns, int64_t bytes, bool adds)
+      : a(static_cast<const uint8_t*>(rows)),
+        lda(ld),
+        b(static_cast<const int8_t*>(columns)),
+        add(adds) {
+    const int64_t least = (bytes + kTileBytes - 1) / kTileBytes;
+    const bool equal = bytes > 0 && bytes / 4 % least == 0;
+    steps = equal ? least : bytes / kTileBytes;
+    step = equal ? bytes / least : kTileBytes;
+    rest = bytes - steps * step;
+  }
+
   const uint8_t* a;
   int64_t lda;  // in bytes
   const int8_t* b;
-  int64_t bytes;
   bool add;  // to the sums
-  int64_t steps() const { return bytes / kTileBytes; }
-  int64_t rest() const { return bytes % kTileBytes; }
+  int64_t steps;
+  int64_t step;  // bytes
+  int64_t rest;
 };
 
 void copy_rest_of_b(const Product& p, Rest& rest) {
-  if (p.rest() == 0) return;
-  const int64_t used = p.rest() / 4 * kBlockBytes;
-  std::memcpy(rest.b, p.b + p.steps() * kStepBytes, used);
+  if (p.rest == 0) return;
+  const int64_t used = p.rest / 4 * kBlockBytes;
+  std::memcpy(rest.b, p.b + p.steps * p.step / 4 * kBlockBytes, used);
   std::memset(&rest.b[0][0] + used, 0, sizeof(rest.b) - used);
 }
 
 void copy_rest_of_a(const Product& p, int64_t rows, Rest& rest) {
-  if (p.rest() == 0) return;
-  const uint8_t* from = p.a + p.steps() * kTileBytes;
-  const __mmask64 used = (uint64_t{1} << p.rest()) - 1;
+  if (p.rest == 0) return;
+  const uint8_t* from = p.a + p.steps * p.step;
+  const __mmask64 used = (uint64_t{1} << p.rest) - 1;
   for (int64_t i = 0; i < rows; ++i) {
     _mm512_store_si512(rest.a[i], _mm512_maskz_loadu_epi8(used, from + i * p.lda));
   }
@@ -88,8 +104,9 @@ template <class F>
 QFUSE_INLINE void each_step(const Product& p, const Rest& rest, int64_t column, const F& step) {
   const uint8_t* a = p.a;
   const int8_t* b = p.b + column * 4;
-  for (int64_t i = 0; i < p.steps(); ++i, a += kTileBytes, b += kStepBytes) step(a, p.lda, b);
-  if (p.rest() > 0) step(&rest.a[0][0], int64_t{kTileBytes}, &rest.b[0][0] + column * 4);
+  const int64_t distance = p.step / 4 * kBlockBytes;
+  for (int64_t i = 0; i < p.steps; ++i, a += p.step, b += distance) step(a, p.lda, b);
+  if (p.rest > 0) step(&rest.a[0][0], int64_t{kTileBytes}, &rest.b[0][0] + column * 4);
 }
 
 template <int T>
@@ -147,11 +164,11 @@ void multiply_piece(const Product& p, int64_t rows, int64_t columns, Rest& rest,
   copy_rest_of_a(p, rows, rest);
   const int64_t tiles = (columns + kTileRows - 1) / kTileRows;
   if (rows <= kTileRows) {
-    set_shapes(rows, rows);
+    set_shapes({rows, rows, p.step});
     if (tiles > 2) return multiply_low<Dot, 4>(p, rest, sums);
     return tiles > 1 ? multiply_low<Dot, 2>(p, rest, sums) : multiply_low<Dot, 1>(p, rest, sums);
   }
-  set_shapes(kTileRows, rows - kTileRows);
+  set_shapes({kTileRows, rows - kTileRows, p.step});
   for (int64_t i = 0; i < tiles; i += 2) {
     const int64_t column = i * kTileRows;
     if (i + 1 < tiles) {
@@ -201,10 +218,39 @@ bool multiply_finished(const qfuse::Tile& t, const qfuse::Epilogue& e, int64_t r
   return true;
 }
 
+// Totals stay in the L1 cache while all groups are added to them.
+template <class Dot>
+void add_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
+  alignas(64) int32_t sums[kPieceRows * qfuse::kBlock];
+  const int64_t bytes = t.depth * qfuse::kGroup;
+  const auto moved = [](const int32_t* from, int64_t by) { return from ? from + by : nullptr; };
+  for (int64_t i = 0; i < t.rows; i += kPieceRows) {
+    const int64_t rows = std::min(kPieceRows, t.rows - i);
+    qfuse::Groups groups = t.groups;
+    groups.x_zero = moved(groups.x_zero, i);
+    groups.x_terms = moved(groups.x_terms, i * groups.count);
+    for (int64_t g = first; g < last; ++g) {
+      const uint8_t* b = t.b + (g - first) * bytes * qfuse::kBlock;
+      multiply_rows<Dot>({t.a + i * t.lda + g * bytes, t.lda, b, bytes, false}, rows, qfuse::kBlock,
+                         [&](int64_t) { return sums; }, [](int64_t, int64_t) {});
+      base->groups->add(groups, g, sums, rows, totals + i * qfuse::kBlock);
+    }
+  }
+}
+
+// See GroupKernels.
+void multiply_panel(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
+  const auto add = t.is_signed ? &add_groups<SignedDot> : &add_groups<UnsignedDot>;
+  add(t, first, last, totals);
+}
+
+void multiply_bytes(const qfuse::GroupTile& t, float* totals) {
+  multiply_panel(t, 0, t.groups.count, totals);
+}
+
 void multiply_real(const qfuse::RealTile& t, qfuse::Real type, float* sums) {
   if (type != qfuse::Real::bf16) return base->real->multiply(t, type, sums);
-  const Product p{static_cast<const uint8_t*>(t.a), t.lda * 2, static_cast<const int8_t*>(t.panel),
-                  t.groups * qfuse::kGroup * 2, t.add};
+  const Product p(t.a, t.lda * 2, t.panel, t.groups * qfuse::kGroup * 2, t.add);
   auto* words = reinterpret_cast<int32_t*>(sums);
   multiply_rows<RealDot>(
       p, t.rows, t.columns, [&](int64_t row) { return words + row * qfuse::kBlock; },
@@ -224,8 +270,9 @@ qfuse::Path path_with_tiles(const qfuse::Path& other, const char* name) {
   real.multiply = &multiply_real;
   static qfuse::GroupKernels groups;
   groups = *other.groups;
-  groups.codes = nullptr;
-  groups.bytes = nullptr;
+  groups.bytes = &multiply_bytes;
+  groups.panel = &multiply_panel;
+  groups.code_rows = kTileRows;
   qfuse::Path path = other;
   path.name = name;
   path.tile_rows = &tile_rows;

@@ -43,14 +43,16 @@ inline void clear_tile() {
 template <int T>
 inline void load_tile(const void* from, int64_t stride) {
   for (int i = 0; i < emulated_shapes.rows[T]; ++i) {
-    std::memcpy(emulated[T].word[i], static_cast<const char*>(from) + i * stride, kTileBytes);
+    std::memcpy(emulated[T].word[i], static_cast<const char*>(from) + i * stride,
+                emulated_shapes.row_bytes[T]);
   }
 }
 
 template <int T>
 inline void store_tile(void* to, int64_t stride) {
   for (int i = 0; i < emulated_shapes.rows[T]; ++i) {
-    std::memcpy(static_cast<char*>(to) + i * stride, emulated[T].word[i], kTileBytes);
+    std::memcpy(static_cast<char*>(to) + i * stride, emulated[T].word[i],
+                emulated_shapes.row_bytes[T]);
   }
 }
 
@@ -59,7 +61,7 @@ template <int C, int A, int B, class F>
 inline void each_product(const F& f) {
   for (int m = 0; m < emulated_shapes.rows[C]; ++m) {
     __m512i sum = _mm512_load_si512(emulated[C].word[m]);
-    for (int k = 0; k < kTileBytes / 4; ++k) {
+    for (int k = 0; k < emulated_shapes.rows[B]; ++k) {
       sum = f(sum, _mm512_set1_epi32(emulated[A].word[m][k]),
               _mm512_load_si512(emulated[B].word[k]));
     }

@@ -5,19 +5,27 @@
 
 namespace {
 
-template <int Vectors>
-QFUSE_INLINE void integer_totals(const qfuse::Epilogue& e, const Columns<Vectors>& c,
-                                 const int32_t* sums, int64_t row, Floats* y) {
-  const float scale = e.x_scale[e.scale_per_row ? row : 0];
-  const uint32_t zero = e.zero_per_row ? e.x_zero[row] : 0;
-  const uint32_t sum = e.w_zero ? e.x_sums[row] : 0;
-  c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
+// What the totals of a row depend on besides the columns.
+struct RowOfTotals {
+  QFUSE_INLINE RowOfTotals(const qfuse::Epilogue& e, int64_t row)
+      : scale(e.x_scale[e.scale_per_row ? row : 0]),
+        zero(e.zero_per_row ? e.x_zero[row] : 0),
+        sum(e.w_zero ? e.x_sums[row] : 0) {}
+
+  // A vector of totals times the scale of the row.
+  template <int Vectors>
+  QFUSE_INLINE Floats total(const qfuse::Epilogue& e, const Columns<Vectors>& c,
+                            const int32_t* sums, int64_t v) const {
     Words total = bits<Words>(load<Ints>(sums + v * kLanes, kLanes));
     total -= e.zero_per_row ? bits<Words>(c.sums[v]) * zero : c.offset[v];
     if (e.w_zero) total -= bits<Words>(c.zero[v]) * sum;
-    y[v] = __builtin_convertvector(bits<Ints>(total), Floats) * scale;
-  });
-}
+    return __builtin_convertvector(bits<Ints>(total), Floats) * scale;
+  }
+
+  float scale;
+  uint32_t zero;
+  uint32_t sum;
+};
 
 template <int Vectors>
 QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Vectors>& c, const void* sums,
@@ -28,7 +36,9 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Vectors>& c, 
       if (e.x_scale) y[v] = y[v] * e.x_scale[e.scale_per_row ? row : 0];
     });
   } else {
-    integer_totals(e, c, static_cast<const int32_t*>(sums), row, y);
+    const RowOfTotals of_row(e, row);
+    const auto* from = static_cast<const int32_t*>(sums);
+    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = of_row.total(e, c, from, v); });
   }
   c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
     if (e.w_scale) y[v] = y[v] * c.scale[v];
@@ -81,6 +91,46 @@ void finish_columns(const qfuse::Epilogue& e, const void* sums, int64_t row, int
   }
 }
 
+// finish_columns of integer sums without epilogue ops, to floats of the type of the product: each
+// vector passes through registers only.
+template <int Vectors, class Out, class Convert>
+QFUSE_INLINE void write_products(const qfuse::Epilogue& e, const int32_t* sums, int64_t row,
+                                 int64_t rows, int64_t column, int64_t columns,
+                                 const Convert& convert) {
+  const Columns<Vectors> c(e, column, columns);
+  auto* out = static_cast<Out*>(e.out) + (row - e.out_row) * e.out_ld + column;
+  for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld) {
+    const RowOfTotals of_row(e, row + i);
+    c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      Floats y = of_row.total(e, c, sums, v) * c.scale[v];
+      if (e.bias) y += c.bias[v];
+      store(out + v * kLanes, convert(y), count);
+    });
+  }
+}
+
+// Whether that is all that an epilogue does.
+bool writes_products(const qfuse::Epilogue& e) {
+  return !e.real_sums && e.steps == 0 && e.w_scale && e.out_type < qfuse::Element::s8 &&
+         static_cast<qfuse::Real>(e.out_type) == e.real;
+}
+
+template <int Vectors>
+void finish_products(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, int64_t rows,
+                     int64_t column, int64_t columns) {
+  switch (e.real) {
+    case qfuse::Real::f32:
+      return write_products<Vectors, float>(e, sums, row, rows, column, columns,
+                                            [](Floats y) QFUSE_LAMBDA { return y; });
+    case qfuse::Real::bf16:
+      return write_products<Vectors, uint16_t>(e, sums, row, rows, column, columns,
+                                               [](Floats y) QFUSE_LAMBDA { return to_bf16(y); });
+    case qfuse::Real::f16:
+      return write_products<Vectors, uint16_t>(e, sums, row, rows, column, columns,
+                                               [](Floats y) QFUSE_LAMBDA { return to_f16(y); });
+  }
+}
+
 void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t rows, int64_t column,
             int64_t columns) {
   const auto* from = static_cast<const int32_t*>(sums);
@@ -89,7 +139,9 @@ void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t row
     return true;
   });
   if (quantized) return;
+  const bool plain = writes_products(e);
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
+    if (plain) return finish_products<Vectors>(e, from + first, row, rows, column + first, count);
     finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
   });
 }

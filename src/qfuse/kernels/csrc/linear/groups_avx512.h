@@ -96,8 +96,9 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
 // Whole blocks, although fewer columns may be needed: the padding is zero.
 template <bool Codes>
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
-  with_tile<kGroupRows>(
-      t, [&]<int Rows, class Has>() { multiply_groups<Codes, Rows, Has>(t, totals); });
+  in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
+    multiply_groups<Codes, Rows, Has>(some, to);
+  });
 }
 
 constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, &multiply_group_tile<true>,

@@ -25,12 +25,19 @@ constexpr int64_t kLeastRows = 48;
 
 using Multiply = void (*)(const GroupTile& tile, float* totals);
 
+Multiply direct_kernel(const Path& path, bool packed, int64_t rows) {
+  const GroupKernels& kernels = *path.groups;
+  if (!packed) return kernels.bytes;
+  return rows <= kernels.code_rows ? kernels.codes : nullptr;
+}
+
 // Everything that a call needs, with the memory that it points to, except the destination.
 struct Problem {
   GroupedSize size{};
   const Path& path;
   bool packed;      // two values per byte
   Multiply direct;  // computes totals from packed weights; null if there is none
+  bool is_signed;   // the rows
   GroupedInput input{};
   const uint8_t* w;
   Groups groups{};  // of the first block and row
@@ -69,7 +76,8 @@ struct Problem {
   Problem(const GroupedLinear& l, const Rows& x)
       : path(path_for(x.rows)),
         packed(l.bits == WeightBits::four),
-        direct(packed ? path.groups->codes : path.groups->bytes),
+        direct(direct_kernel(path, packed, x.rows)),
+        is_signed(path.keeps_sign || (packed && direct)),
         w(static_cast<const uint8_t*>(l.w_packed.const_data_ptr())),
         shape(l.x.sizes().vec()) {
     TORCH_CHECK(l.features >= 0, "out_features cannot be ", l.features);
@@ -84,7 +92,7 @@ struct Problem {
     epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
     if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");
     if (empty()) return;
-    input = grouped_input(l, x, size, direct && packed);
+    input = grouped_input(l, x, size, is_signed);
     const auto numbers = [](const at::Tensor& t) {
       return t.defined() ? t.const_data_ptr<int32_t>() : nullptr;
     };
@@ -145,7 +153,7 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
       const int64_t rows = std::min(tile_rows, first + count - row);
       totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
         p.direct({p.input.row(row), p.input.ld, rows, p.block(block), size.depth,
-                  p.groups_of(block, row)},
+                  p.groups_of(block, row), p.is_signed},
                  to);
       });
     }
@@ -168,6 +176,12 @@ void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows
     if (p.packed) {
       p.path.groups->unpack(b, (end - g) * size.depth / 2, panel);
       b = panel;
+    }
+    if (p.path.groups->panel) {
+      const GroupTile tile{p.input.row(first), p.input.ld, rows, b, size.depth,
+                           p.groups_of(block, first), p.is_signed};
+      p.path.groups->panel(tile, g, end, totals);
+      continue;
     }
     for (int64_t i = 0; i < rows; i += tile_rows) {
       const int64_t count = std::min(tile_rows, rows - i);
