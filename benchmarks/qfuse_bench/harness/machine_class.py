@@ -38,6 +38,14 @@ _PARTLY = "-partly-limited"
 
 LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
+        "avx512_vnni": {
+            "QFUSE_ISA": "avx512_vnni",
+            "ATEN_CPU_CAPABILITY": "avx512",
+            "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+            "OV_CPU_MAX_ISA": "AVX512_CORE_BF16",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX512",
+            "TORCHINDUCTOR_CPP_MARCH": "cooperlake",
+        },
         "avx512": {
             "QFUSE_ISA": "avx512",
             "ATEN_CPU_CAPABILITY": "avx512",

@@ -79,6 +79,7 @@ def test_a_part_of_the_limits_never_passes_for_the_machine(on: Any, name: str) -
 def test_the_best_machine_comes_first_and_forced_ones_after_it() -> None:
     names = [
         "amx",
+        "avx512_vnni-forced-on-amx",
         "avx2-forced-on-amx",
         "avx512_vnni",
         "avx512-forced-on-avx512_vnni",
@@ -144,7 +145,7 @@ def test_every_limit_says_something_to_every_library() -> None:
 @pytest.mark.parametrize(
     ("best", "below"),
     [
-        ("amx", ["avx512", "avx2"]),
+        ("amx", ["avx512_vnni", "avx512", "avx2"]),
         ("avx512_vnni", ["avx512", "avx2"]),
         ("avx_vnni", ["avx2"]),
         ("avx512", ["avx2"]),

@@ -335,6 +335,21 @@ def test_refuses_what_does_not_pay() -> None:
     assert not result.fired
 
 
+@pytest.mark.numeric
+def test_siblings_whose_input_is_merged_too() -> None:
+    """The input of the second pair is replaced, by a part of the first, before it is merged."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 8)
+    first, other = (Weight(8, INT8).linear(b, x, 8, f"w{i}") for i in range(2))
+    pair = (Weight(4, INT8, bias=True).linear(b, first, 8, f"v{i}") for i in range(2))
+    program = b.done(*(b.call(aten.neg.default, y) for y in (*pair, other)))
+
+    assert merge(program, m=3).fired == {"merge-linears": 2}
+    linears = [n for n in program.graph.nodes if n.target is aten.linear.default]
+    assert len(linears) == 2
+    assert all(node in set(program.graph.nodes) for n in linears for node in n.all_input_nodes)
+
+
 def test_the_gate_is_asked() -> None:
     program = siblings(Weight(3), Weight(5))
     banned = RewriteBudget(banned=frozenset({"optimize/merge-linears@linear_default"}))

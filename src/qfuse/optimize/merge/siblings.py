@@ -169,8 +169,9 @@ class MergeSiblings(Pass):
         session = RewriteSession(program, context)
         # Dead nodes would count as users of a weight, or as stride-sensitive users.
         session.editor.sweep()
-        for found in self._by_input(program):
-            groups, misses = _groups(found)
+        for users in self._by_input(program):
+            # Viewed now: an earlier merge may have replaced their input by a part of a wider result.
+            groups, misses = _groups(self._views(users))
             for group in groups:
                 if len(group) > 1:
                     misses += self._merge(group, session, result)
@@ -180,18 +181,20 @@ class MergeSiblings(Pass):
 
     def groups(self, program: StageGraph) -> list[list[Sibling]]:
         """Return the groups that may be merged, whether that pays or not."""
-        found = [group for users in self._by_input(program) for group in _groups(users)[0]]
-        return [group for group in found if len(group) > 1]
+        every = [_groups(self._views(users))[0] for users in self._by_input(program)]
+        return [group for groups in every for group in groups if len(group) > 1]
 
-    def _by_input(self, program: StageGraph) -> list[list[tuple[Node, Sibling | Miss]]]:
+    def _views(self, nodes: Sequence[Node]) -> list[tuple[Node, Sibling | Miss]]:
+        return [(node, self.sibling(node)) for node in nodes]
+
+    def _by_input(self, program: StageGraph) -> list[list[Node]]:
         """Return the ops by input, where several share one, in the order of the graph."""
         by_input: dict[Node, list[Node]] = {}
         for node in program.graph.nodes:
             x = self.input_of(node)
             if x is not None:
                 by_input.setdefault(x, []).append(node)
-        several = [nodes for nodes in by_input.values() if len(nodes) > 1]
-        return [[(node, self.sibling(node)) for node in nodes] for nodes in several]
+        return [nodes for nodes in by_input.values() if len(nodes) > 1]
 
     def _merge(
         self, group: Sequence[Sibling], session: RewriteSession, result: PassResult
