@@ -328,9 +328,9 @@ struct Path {
   // Whether `multiply` takes rows with a flip as signed bytes, and does not flip them. Zero points
   // and sums of such rows are then those of signed bytes too.
   bool keeps_sign;
-  // How many rows of so many bytes are multiplied with all weights before the next rows are. Null
-  // where each block of weights is multiplied with all rows first.
-  int64_t (*strip_rows)(int64_t bytes);
+  // How many rows of so many bytes, at most, are multiplied with all weights before the next rows
+  // are. Null where each block of weights is multiplied with all rows first.
+  int64_t (*most_strip_rows)(int64_t bytes);
   void (*multiply)(const Tile& tile, int32_t* sums);
   // Multiplies a tile of any height and writes what `finish` writes of its sums, without storing
   // all of them. Returns false, with nothing written, where the epilogue is none that it takes:

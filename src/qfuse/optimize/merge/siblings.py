@@ -170,7 +170,7 @@ class MergeSiblings(Pass):
         # Dead nodes would count as users of a weight, or as stride-sensitive users.
         session.editor.sweep()
         for users in self._by_input(program):
-            # Viewed now: an earlier merge may have replaced their input by a part of a wider result.
+            # Viewed now: an earlier merge may have replaced their input by a part of its result.
             groups, misses = _groups(self._views(users))
             for group in groups:
                 if len(group) > 1:

@@ -80,7 +80,7 @@ struct Problem {
           const Scales* along = nullptr);
 
   // Whether the kernels take unsigned bytes only.
-  bool unsigned_only() const { return scales; }
+  bool unsigned_only() const { return scales && !path.keeps_sign; }
 };
 
 int64_t groups_of(int64_t k) { return (k + kGroup - 1) / kGroup; }
@@ -197,7 +197,7 @@ class Worker {
         group_sums_(p.scales ? finish_rows(p) * kBlock * sizeof(int32_t) : 0),
         zeros_(p.scales ? finish_rows(p) * sizeof(int32_t) : 0),
         destination_(p.finish, p.g) {
-    if (p.scales) std::fill_n(zeros_.as<int32_t>(), finish_rows(p), p.finish.x_zero);
+    if (p.scales) std::fill_n(zeros_.as<int32_t>(), finish_rows(p), p.finish.multiplied_zero);
   }
 
   void run(int64_t unit) {
@@ -284,7 +284,8 @@ class Worker {
     const Groups groups = p_.scales ? groups_of(part, group * p_.blocks + block) : Groups{};
     const int32_t* x_sums = p_.finish.epilogue.w_zero ? x_sums_.as<int32_t>() : nullptr;
     const Tile all{matrix_.data, matrix_.ld, matrix_.flip, rows, weight, part.depth, columns};
-    const bool at_once = !p_.scales && !p_.finish.epilogue.w_zero;
+    // Sums of rows are counted from the panel on.
+    const bool at_once = !p_.scales && !x_sums;
     if (at_once && destination_.multiply(p_.path, part.phase, first, all, column, w_sums)) return;
     auto* sums = sums_.as<int32_t>();
     const int64_t step = finish_rows(p_, part);
@@ -314,7 +315,7 @@ class Worker {
             s.short_sums ? s.short_sums + first : nullptr,
             s.long_sums ? s.long_sums + first : nullptr,
             nullptr,
-            p_.finish.x_zero == 0 ? nullptr : zeros_.as<int32_t>(),
+            p_.finish.multiplied_zero == 0 ? nullptr : zeros_.as<int32_t>(),
             nullptr};
   }
 
@@ -323,7 +324,7 @@ class Worker {
     const int64_t depth = p_.scales->depth;
     if (p_.path.groups->bytes) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(t.b);
-      return p_.path.groups->bytes({t.a, t.lda, t.rows, bytes, depth, groups, false}, totals);
+      return p_.path.groups->bytes({t.a, t.lda, t.rows, bytes, depth, groups, t.flip != 0}, totals);
     }
     auto* sums = group_sums_.as<int32_t>();
     for (int64_t g = 0; g < groups.count; ++g) {
@@ -380,8 +381,10 @@ at::Tensor convolution_w8a8_grouped(const Int8Operands& o, const Window& window,
   check_packed(o, g);
   const Scales scales = scales_of(o, g);
   Finish finish(o, g, /*grouped=*/true);
+  const Path& path = path_for(g.images * g.pixels());
+  finish.multiplied_zero -= shift_of(flip_of(o.x), path);
   return convolved(o.x, g, finish, output, out_dtype, [&] {
-    run(Problem(o, g, path_for(g.images * g.pixels()), finish, &scales));
+    run(Problem(o, g, path, finish, &scales));
   });
 }
 

@@ -1,7 +1,6 @@
 // AMX: sums of 32 rows by 32 columns, or of up to 16 rows by 64, in four tile registers over all of
 // K. The rows of a tile of weights are 16 groups of four k of 16 columns, as they are packed. Sums
-// are finished 32 rows at a time, from the L1 cache; the processor overlaps that with the products
-// of the next ones. What needs no tiles is that of avx512_vnni.cpp.
+// are finished 32 rows at a time, from the L1 cache. What needs no tiles is that of avx512_vnni.cpp.
 //
 // Included with the tiles of the processor, or with emulated ones. Linux lets a process use tiles
 // that asks for them, see select.cpp.
@@ -259,7 +258,7 @@ void multiply_real(const qfuse::RealTile& t, qfuse::Real type, float* sums) {
 
 int64_t tile_rows(int64_t) { return kPieceRows; }
 
-int64_t strip_rows(int64_t bytes) {
+int64_t most_strip_rows(int64_t bytes) {
   return std::min(kStripBytes / std::max<int64_t>(bytes, 1), kStripRows);
 }
 
@@ -277,7 +276,7 @@ qfuse::Path path_with_tiles(const qfuse::Path& other, const char* name) {
   path.name = name;
   path.tile_rows = &tile_rows;
   path.keeps_sign = true;
-  path.strip_rows = &strip_rows;
+  path.most_strip_rows = &most_strip_rows;
   path.multiply = &multiply;
   path.multiply_finished = &multiply_finished;
   path.release = &release;

@@ -39,7 +39,7 @@ bool has_avx_vnni() {
 
 // Whether the processor multiplies tiles of bytes and of bfloat16, and the system lets this process
 // use them: Linux does so, once for all threads, when it is asked.
-bool has_amx() {
+bool may_use_amx() {
   constexpr unsigned kBits = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, -TILE and -INT8
   constexpr long kAskForState = 0x1023, kTiles = 18;
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -65,7 +65,7 @@ void add_x86_paths(std::vector<Usable>& paths) {
   // It can be chosen, to test what AMX runs, but is slower than the path that it begins with.
   paths.push_back({"amx_emulated", "amx_emulated"});
   paths.push_back({"avx512_vnni", "avx512_vnni"});
-  if (has_amx()) paths.push_back({"amx", "amx"});
+  if (may_use_amx()) paths.push_back({"amx", "amx"});
 }
 #endif
 
@@ -164,8 +164,8 @@ void load_path(std::string_view name, std::string_view file) {
   const std::string library(name);
   bool runs = false;
   for (const Usable& path : usable()) {
-    for (std::string name = path.library; !name.empty(); name = base_of(name)) {
-      runs = runs || library == name;
+    for (std::string part = path.library; !part.empty(); part = base_of(part)) {
+      runs = runs || library == part;
     }
   }
   TORCH_CHECK(runs, "this processor lacks instructions for the kernels of ", library);

@@ -1,25 +1,14 @@
 // The same as tiles.h, for processors without AMX: the registers are memory. So the kernels that
-// use them are tested there.
+// use them are tested there. Sums of bfloat16 that are subnormal stay so.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
+#include "isa/tile_shapes.h"
 #include "isa/vec.h"
 
 namespace {
-
-constexpr int kTiles = 8;
-constexpr int kTileRows = 16;
-constexpr int kTileBytes = 64;
-
-struct TileShapes {
-  uint8_t palette = 1;
-  uint8_t start_row = 0;
-  uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 struct alignas(64) EmulatedTile {
   int32_t word[kTileRows][kTileBytes / 4];
@@ -93,14 +82,28 @@ struct SignedDot {
 struct RealDot {
   template <int C, int A, int B>
   static void add() {
-    each_product<C, A, B>([](__m512i sum, __m512i a, __m512i b) {
-      const auto first = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
-      const auto second = [](__m512i x) {
-        return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)));
-      };
-      const __m512 total = _mm512_fmadd_ps(first(a), first(b), _mm512_castsi512_ps(sum));
-      return _mm512_castps_si512(_mm512_fmadd_ps(second(a), second(b), total));
-    });
+    for (int m = 0; m < emulated_shapes.rows[C]; ++m) {
+      __m512 even = _mm512_setzero_ps(), odd = even;
+      for (int k = 0; k < emulated_shapes.rows[B]; ++k) {
+        const __m512i a = _mm512_set1_epi32(emulated[A].word[m][k]);
+        const __m512i b = _mm512_load_si512(emulated[B].word[k]);
+        even = _mm512_fmadd_ps(low(a), low(b), even);
+        odd = _mm512_fmadd_ps(high(a), high(b), odd);
+      }
+      float* sums = reinterpret_cast<float*>(emulated[C].word[m]);
+      _mm512_store_ps(sums, _mm512_add_ps(_mm512_load_ps(sums), _mm512_add_ps(even, odd)));
+    }
+  }
+
+ private:
+  static __m512 low(__m512i x) { return normal(_mm512_slli_epi32(x, 16)); }
+  static __m512 high(__m512i x) { return normal(_mm512_and_si512(x, _mm512_set1_epi32(-65536))); }
+
+  // Zero in place of subnormal values.
+  static __m512 normal(__m512i x) {
+    const __m512i exponent = _mm512_and_si512(x, _mm512_set1_epi32(0x7f800000));
+    return _mm512_castsi512_ps(
+        _mm512_maskz_mov_epi32(_mm512_test_epi32_mask(exponent, exponent), x));
   }
 };
 

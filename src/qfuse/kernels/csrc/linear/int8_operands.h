@@ -38,8 +38,8 @@ void check_int8(const Int8Operands& o, int64_t k);
 // What makes unsigned bytes of those of `x`: 0x80 per byte of signed ones.
 uint32_t flip_of(const at::Tensor& x);
 
-// How far bytes are above those that a path multiplies after a flip, if they are unsigned: zero
-// points and sums of rows are so much smaller.
+// 128 if a path multiplies bytes with a flip as signed ones, else 0: what unsigned bytes and their
+// zero points are above them.
 int32_t shift_of(uint32_t flip, const Path& path);
 
 // Reads what every output feature has, and the type `product_dtype`. `kept` keeps the memory alive.
@@ -50,7 +50,7 @@ void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
 const float* keep_floats(const at::Tensor& tensor, int64_t count, const char* what,
                          std::vector<at::Tensor>& kept);
 
-// Sums of rows of `k` bytes each, unsigned after the flip, minus `shift`.
+// Sums of rows of `k` bytes each, unsigned after the flip, minus `shift` each.
 void sum_rows(const uint8_t* rows, int64_t ld, int64_t count, int64_t k, uint32_t flip,
               int32_t shift, int32_t* sums);
 

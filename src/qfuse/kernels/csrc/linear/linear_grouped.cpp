@@ -77,7 +77,7 @@ struct Problem {
       : path(path_for(x.rows)),
         packed(l.bits == WeightBits::four),
         direct(direct_kernel(path, packed, x.rows)),
-        is_signed(path.keeps_sign || (packed && direct)),
+        is_signed((packed && direct) || (path.keeps_sign && l.x.scalar_type() == at::kChar)),
         w(static_cast<const uint8_t*>(l.w_packed.const_data_ptr())),
         shape(l.x.sizes().vec()) {
     TORCH_CHECK(l.features >= 0, "out_features cannot be ", l.features);

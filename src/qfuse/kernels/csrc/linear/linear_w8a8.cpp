@@ -143,13 +143,15 @@ struct Problem {
   }
 };
 
-// The rows of a unit of work: those of a tile, or as many as the path says, in equal parts.
+// The rows of a unit of work: those of a tile, or as many as the path says, in equal parts of which
+// there are enough for all threads.
 int64_t strip_rows(const Problem& p, int64_t count) {
   const int64_t tile = p.path.tile_rows(p.size.rows);
-  if (!p.path.strip_rows) return tile;
-  const int64_t fitting = std::max<int64_t>(p.path.strip_rows(p.size.k) / tile, 1);
+  if (!p.path.most_strip_rows) return tile;
+  const int64_t fitting = std::max<int64_t>(p.path.most_strip_rows(p.size.k) / tile, 1);
   const int64_t tiles = (count + tile - 1) / tile;
-  const int64_t strips = (tiles + fitting - 1) / fitting;
+  const int64_t enough = (3 * at::get_num_threads() + p.size.blocks() - 1) / p.size.blocks();
+  const int64_t strips = std::min(tiles, std::max((tiles + fitting - 1) / fitting, enough));
   return (tiles + strips - 1) / strips * tile;
 }
 
@@ -163,7 +165,7 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
   const int64_t strips = (count + strip - 1) / strip;
   const int64_t blocks = size.blocks();
   const int64_t block_bytes = size.groups() * kGroup * kBlock;
-  const bool rows_outer = p.path.strip_rows != nullptr;
+  const bool rows_outer = p.path.most_strip_rows != nullptr;
   const auto tile_of = [&](int64_t block, int64_t row, int64_t rows, int64_t columns) {
     return Tile{a.data + row * a.ld, a.ld, a.flip, rows, p.w + block * block_bytes, size.groups(),
                 columns};
