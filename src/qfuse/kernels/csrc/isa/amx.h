@@ -178,7 +178,7 @@ void multiply_piece(const Product& p, int64_t rows, int64_t columns, Rest& rest,
   }
 }
 
-// Calls take(row, rows, sums) with the sums of up to kPieceRows rows, which begin at `sums(row)`.
+// Calls take(row, rows) when the sums of up to kPieceRows rows from a row on are at `sums(row)`.
 template <class Dot, class Sums, class Take>
 void multiply_rows(Product p, int64_t rows, int64_t columns, const Sums& sums, const Take& take) {
   Rest rest;
