@@ -193,6 +193,27 @@ def test_what_no_gate_keeps_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         planned(monkeypatch, Check.PIPELINE, n=-1)
 
 
+def test_a_model_that_does_not_repeat_its_values_is_told_so() -> None:
+    """What torch's own ops give may be left to chance, as where they read uninitialized memory."""
+    calls = iter(range(100))
+
+    class Varies(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x = torch.ones(3)
+    captured = capture(Varies().eval(), (x,))
+    (multiply,) = captured.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    right = ModelCheck.measure(captured, [x])
+    multiply.target = lambda x, two: aten.mul.Tensor(x, two) + next(calls)
+    captured.module.recompile()
+
+    error = right.unkept("the values differ", captured, [x + 1])
+
+    assert "itself returns other values when it is called again" in str(error)
+    assert "qfuse doctor" in str(error)
+
+
 def test_code_that_writes_wrong_state_is_not_used() -> None:
     class Counts(nn.Module):
         seen: torch.Tensor

@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 
 from qfuse.ir.dtypes import BYTES, COMPUTE_DTYPES
+from qfuse.ir.errors import CheckError
 from qfuse.ir.events import Exactness
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph
@@ -71,6 +72,27 @@ class ModelCheck:
                     apart = torch.where(apart.isfinite(), apart, torch.zeros_like(apart))
                     noise[index] = torch.maximum(known, apart)
         return cls(outputs, tuple(noise))
+
+    def unkept(self, wrong: str, program: StageGraph, inputs: Sequence[torch.Tensor]) -> CheckError:
+        """Return the error of values that differ with every rewrite undone.
+
+        Args:
+            wrong: How they differ.
+            program: The captured graph. It is run again: it may not repeat its own values.
+            inputs: The flat inputs.
+        """
+        by_floats = _multiplies_in_floats(program.module)
+        again = self.judge(_run(_Exact(program.module, by_floats), inputs)).wrong
+        if again is None:
+            return CheckError(
+                f"the model returns other values with every rewrite undone: {wrong}",
+                fix="this is a bug of qfuse; please report it with the model",
+            )
+        return CheckError(
+            f"the model itself returns other values when it is called again: {again}",
+            fix="find the op that does: `qfuse doctor` lists ops of torch that read uninitialized "
+            "memory on this machine; for a model that has to vary, check='off' compiles it",
+        )
 
     def judge(self, outputs: Sequence[Any], exactness: Exactness = Exactness.ROUNDING) -> Verdict:
         """Compare the outputs of a rewritten graph, mutated values first.

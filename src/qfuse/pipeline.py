@@ -11,7 +11,7 @@ import torch
 from qfuse.backends import Backend, BackendOptions, Runner, compile_claimed, compile_graph
 from qfuse.cost.model import CostModel
 from qfuse.extensions import Extension
-from qfuse.ir.errors import RULE_ERRORS, BackendError, CheckError, OptionsError
+from qfuse.ir.errors import RULE_ERRORS, BackendError, OptionsError
 from qfuse.ir.events import Checked, Exactness, Noted, Place, RolledBack
 from qfuse.ir.foreign import list_foreign
 from qfuse.ir.graph.stage_graph import CapturedGraph, LoweredGraph, OptimizedGraph, StageGraph
@@ -298,10 +298,7 @@ class Pipeline:
             lowered.log.add(event)
         lowered.log.add(_checked("model", verdict))
         if verdict.wrong is not None:
-            raise CheckError(
-                f"the model returns other values with every rewrite undone: {verdict.wrong}",
-                fix="this is a bug of qfuse; please report it with the model",
-            )
+            raise reference.unkept(verdict.wrong, captured, inputs)
         signature = with_measured_strides(lowered.signature, reference.outputs)
         lowered = replace(lowered, signature=signature)
         return self._finish(lowered, reference, budget, recorder)

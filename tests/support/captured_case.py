@@ -10,6 +10,7 @@ import torch
 from hypothesis import currently_in_test_context, event
 from tests.support import summary
 from tests.support.cases.lowering import NO_KERNELS
+from tests.support.machine import this_machine
 from tests.support.sources.dialects import strides
 from torch.fx import GraphModule, Interpreter, Node
 
@@ -119,6 +120,24 @@ class CapturedCase:
             found.run(*self.inputs(which))
         return f"{found.where} makes integers of infinite or NaN values" if found.where else ""
 
+    @property
+    def unreliable(self) -> str:
+        """Why the values of the source are left to chance on this machine, or "".
+
+        Seen with torch 2.13: its bfloat16 convolutions with AMX read uninitialized memory.
+        """
+        if not this_machine().has("amx_bf16"):
+            return ""
+        for node in self.program.graph.nodes:
+            conv = as_convolution(node)
+            if conv is None or dtype_of(node) is not torch.bfloat16:
+                continue
+            stride, column = conv.settings["stride"], shape_of(node)[-1]
+            steps = stride if isinstance(stride, int) else stride[-1]  # type: ignore[index]
+            if steps != 1 and (isinstance(column, torch.SymInt) or column == 1):
+                return "torch's bfloat16 convolution to one column reads uninitialized memory"
+        return ""
+
     def inputs(self, which: int = 0) -> list[torch.Tensor]:
         """The first or the second input, the same one every time."""
         random = torch.Generator().manual_seed(self.seed + which)
@@ -155,6 +174,9 @@ def assert_kept(case: CapturedCase, own: bool) -> None:
     # Bits tell by themselves; what is rounded is checked where it is rewritten, since a value that
     # flips in one layer is not held against the layers after it.
     check = Check.OFF if case.exact and not case.rounded else Check.SITE
+    if case.unreliable and currently_in_test_context():
+        event(f"{summary.SKIPPED}{case.unreliable}")
+        return
     defined = [which for which in (0, 1) if _is_defined(case, which)]
     if 0 not in defined:
         return

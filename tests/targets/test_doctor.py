@@ -161,6 +161,17 @@ def test_onednn_that_is_held_below_vnni_saturates() -> None:
     assert found["aten._int_mm without VNNI"].level is Level.WARN
 
 
+def test_bfloat16_convolutions_with_amx_are_told() -> None:
+    what = "bfloat16 convolutions with AMX"
+    amx = Target.for_testing(isa="amx", kernels=ALL_THERE)
+
+    assert troubles(amx, HEALTHY)[what].level is Level.WARN
+    assert what not in troubles(Target.for_testing(kernels=ALL_THERE), HEALTHY)
+    for changes in ({"mkldnn_enabled": False}, {"onednn_isa_limit": "AVX512_CORE_BF16"}):
+        limited: Any = {"isa": "amx", "kernels": ALL_THERE, **changes}
+        assert what not in troubles(Target.for_testing(**limited), HEALTHY)
+
+
 def test_patches_of_supported_versions_are_fine() -> None:
     for torch_version in ("2.13.0", "2.13.1+cpu", "2.15.0a0", "2.15.9"):
         target = Target.for_testing(torch_version=torch_version)

@@ -314,6 +314,19 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
         )
 
 
+def _convolution(target: Target, _: Environment) -> Iterator[Finding]:
+    # Seen with torch 2.13 (oneDNN 3.12). A probe would tell by chance.
+    limited = target.onednn_isa_limit not in {"", "AVX512_CORE_AMX", "AVX10_1_512_AMX", "ALL"}
+    if target.has("amx_bf16") and target.mkldnn_enabled and not limited:
+        yield Finding(
+            Level.WARN,
+            "bfloat16 convolutions with AMX",
+            "torch reads uninitialized memory where the result has one column, and the kernel "
+            "moves along the columns by more than one: results vary, without an error",
+            "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16, or pad such images by a column",
+        )
+
+
 def _torch_compile(target: Target, seen: Environment) -> Iterator[Finding]:
     what = "plain torch.compile"
     if not seen.freezing:
@@ -372,5 +385,6 @@ _CHECKS: tuple[Callable[[Target, Environment], Iterator[Finding]], ...] = (
     _kernels,
     _extensions,
     _int_mm,
+    _convolution,
     _torch_compile,
 )

@@ -14,7 +14,7 @@ from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import same_strides
+from qfuse.ir.sizes import same_size, same_strides
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.problems.conditions import refusal_in
 from qfuse.lower.problems.convolution import ConvolutionProblem
@@ -156,7 +156,7 @@ def with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
     """
     was = tensor_of(old)
     if same_strides(was, tensor_of(new)):
-        return new
+        return _with_stride_of_channel(was, new, rw)
     for memory_format in formats_of_rank(was.dim()):
         copy = rw.call(aten.clone.default, new, memory_format=memory_format)
         if same_strides(was, tensor_of(copy)):
@@ -171,3 +171,20 @@ def with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
         if same_strides(was, tensor_of(copy)):
             return copy
     raise RewriteError("the kernel's result cannot have the strides of the source's")
+
+
+def _with_stride_of_channel(was: torch.Tensor, new: Node, rw: Rewriter) -> Node:
+    """Return ``new``, whose strides are those of ``was``, also with that of a single channel.
+
+    It is arbitrary for memory, but tells the next convolution the layout of its result.
+    """
+    made = tensor_of(new)
+    channel = 1
+    differs = not same_size(made.stride(channel), was.stride(channel))
+    if not differs or not same_size(made.shape[channel], 1):
+        return new
+    rows = rw.call(aten.squeeze.dim, new, channel)
+    if same_size(was.stride(channel), 1):
+        last = rw.call(aten.unsqueeze.default, rows, -1)
+        return rw.call(aten.movedim.int, last, -1, channel)
+    return rw.call(aten.unsqueeze.default, rows, channel)
