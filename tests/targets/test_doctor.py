@@ -167,9 +167,13 @@ def test_bfloat16_convolutions_with_amx_are_told() -> None:
 
     assert troubles(amx, HEALTHY)[what].level is Level.WARN
     assert what not in troubles(Target.for_testing(kernels=ALL_THERE), HEALTHY)
-    for changes in ({"mkldnn_enabled": False}, {"onednn_isa_limit": "AVX512_CORE_BF16"}):
+    for changes, told in (
+        ({"mkldnn_enabled": False}, False),
+        ({"onednn_isa_limit": "AVX512_CORE_BF16"}, False),
+        ({"onednn_isa_limit": "avx512_core_amx_fp16"}, True),
+    ):
         limited: Any = {"isa": "amx", "kernels": ALL_THERE, **changes}
-        assert what not in troubles(Target.for_testing(**limited), HEALTHY)
+        assert (what in troubles(Target.for_testing(**limited), HEALTHY)) is told
 
 
 def test_patches_of_supported_versions_are_fine() -> None:

@@ -316,8 +316,7 @@ def _int_mm(target: Target, seen: Environment) -> Iterator[Finding]:
 
 def _convolution(target: Target, _: Environment) -> Iterator[Finding]:
     # Seen with torch 2.13 (oneDNN 3.12). A probe would tell by chance.
-    limited = target.onednn_isa_limit not in {"", "AVX512_CORE_AMX", "AVX10_1_512_AMX", "ALL"}
-    if target.has("amx_bf16") and target.mkldnn_enabled and not limited:
+    if target.has_onednn_amx:
         yield Finding(
             Level.WARN,
             "bfloat16 convolutions with AMX",

@@ -175,6 +175,13 @@ class Target:
             return self.has(_ONEDNN_VNNI[limit])
         return self.has_vnni and limit not in _ONEDNN_WITHOUT_VNNI
 
+    @property
+    def has_onednn_amx(self) -> bool:
+        """Whether oneDNN is enabled and uses AMX for bfloat16."""
+        limit = self.onednn_isa_limit.upper()
+        allowed = limit in {"", "ALL", "DEFAULT"} or "AMX" in limit
+        return allowed and self.mkldnn_enabled and self.has("amx_bf16")
+
     def kernel_state(self, name: str) -> KernelState:
         """Return the availability of an operator.
 
