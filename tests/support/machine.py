@@ -28,6 +28,7 @@ __all__ = [
     "limit_kernels",
     "needs",
     "needs_own_kernels",
+    "onednn_has_amx",
     "set_variables",
     "this_machine",
 ]
@@ -102,6 +103,11 @@ def limit_kernels(isa: str, load: Callable[..., KernelLibrary], *args: Any, **kw
 def this_machine() -> Target:
     """The facts that the ``isa`` marker asks for; unknown names of features are an error there."""
     return Target.detect(extensions=False)
+
+
+def onednn_has_amx() -> bool:
+    """Whether oneDNN may multiply bfloat16 with AMX: ``QFUSE_TEST_ISA`` does not hold it."""
+    return bool(_real().get("amx_bf16"))
 
 
 def needs_own_kernels() -> None:
