@@ -93,14 +93,21 @@ class Stillness:
 
 
 @dataclass(slots=True)
-class _Rotating:
-    """Calls a contender with one copy of its weight after the other."""
+class Rotating:
+    """Calls a contender, with one copy of its weight after the other.
+
+    Attributes:
+        contender: What is called.
+        cold: Take the next copy in every call; if not, always the first one.
+        turn: How many calls there were.
+    """
 
     contender: Contender
     cold: bool
     turn: int = 0
 
     def time_block(self, calls: int) -> list[float]:
+        """Return the seconds of each of ``calls`` calls."""
         seconds = []
         for _ in range(calls):
             copy = self.turn % self.contender.copies if self.cold else 0
@@ -150,7 +157,7 @@ class Plan:
         timed: dict[str, Timeable] = {}
         for name, contender in contenders.items():
             contender.run(0)  # generates code, allocates
-            timed[name] = _Rotating(contender, cold)
+            timed[name] = Rotating(contender, cold)
         if cold and shape.m <= MOST_STREAMED_ROWS:
             timed[READ] = self.user.of(kind.bytes(shape))
         series = measure(

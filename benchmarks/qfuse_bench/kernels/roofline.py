@@ -100,7 +100,12 @@ class Limits:
 
     def copies(self, weight_bytes: int) -> int:
         """Return how many copies of a weight are twice the last-level cache."""
-        return max(1, math.ceil(2 * self.cache_bytes / max(weight_bytes, 1)))
+        return copies_of(weight_bytes, self.cache_bytes)
+
+
+def copies_of(weight_bytes: int, cache_bytes: int) -> int:
+    """Return how many copies of a weight are twice a cache."""
+    return max(1, math.ceil(2 * cache_bytes / max(weight_bytes, 1)))
 
 
 def measure_limits(cache_bytes: int) -> tuple[Limits, Reader]:

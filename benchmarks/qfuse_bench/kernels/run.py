@@ -123,8 +123,8 @@ class Grid:
         rows, sizes = (_QUICK_ROWS, _QUICK_SIZES) if options.quick else (ROWS, _all_sizes())
         return cls(
             tuple(pick(options.family or _AIMED, FAMILIES, "family")),
-            tuple(_number(text) for text in options.rows) or rows,
-            tuple(_size(text) for text in options.size) or sizes,
+            tuple(number(text) for text in options.rows) or rows,
+            tuple(size_of(text) for text in options.size) or sizes,
         )
 
     def count(self, limits: Limits) -> int:
@@ -248,13 +248,23 @@ def _all_sizes() -> tuple[tuple[int, int], ...]:
     return tuple((k, n) for k in SIDES for n in SIDES)
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
+    """Return a number of rows.
+
+    Raises:
+        OptionsError: The text is none.
+    """
     if not text.isdigit() or int(text) == 0:
         raise OptionsError(f"{text!r} is not a number of rows", fix="write a whole number, as 32")
     return int(text)
 
 
-def _size(text: str) -> tuple[int, int]:
+def size_of(text: str) -> tuple[int, int]:
+    """Return K and N.
+
+    Raises:
+        OptionsError: The text is not two numbers with an x between them.
+    """
     k, times, n = text.partition("x")
     if not (times and k.isdigit() and n.isdigit() and int(k) and int(n)):
         raise OptionsError(f"{text!r} is not a size", fix="write K x N as 384x1536")
