@@ -49,6 +49,12 @@ def test_a_healthy_machine() -> None:
     ]
 
 
+def test_refused_tiles_of_amx() -> None:
+    found = troubles(Target.for_testing(), replace(HEALTHY, tiles_refused=True))
+
+    assert "Linux refuses its tiles" in found["AMX"].detail
+
+
 def test_extensions_are_listed_with_their_package() -> None:
     rules = Installed("set of rules", "mine", "acme 1.2", "acme.rules:mine")
     (found,) = [

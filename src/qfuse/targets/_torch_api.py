@@ -117,3 +117,8 @@ def int_mm_exact() -> bool:
         right = left[0].repeat(32, 1).t()
         expected = int((left[0].to(torch.int64) ** 2).sum())
         return bool((torch._int_mm(left, right) == expected).all())
+
+
+def has_amx_tiles() -> bool:
+    """Whether the system lets this process use tiles; Linux is asked, as by any library."""
+    return torch.cpu._init_amx()

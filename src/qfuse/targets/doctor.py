@@ -74,6 +74,7 @@ class Environment:
         compiler_error: The compiler's error for a small OpenMP library; ``None`` if it built.
         int_mm_fills_one_row: Whether ``aten._int_mm`` computes its result for one row.
         int_mm_exact: Whether ``aten._int_mm`` is correct over the full int8 range.
+        tiles_refused: Whether the processor has AMX, and the system refuses its tiles.
         extensions: What installed packages add to qfuse.
     """
 
@@ -84,6 +85,7 @@ class Environment:
     compiler_error: str | None = None
     int_mm_fills_one_row: bool = True
     int_mm_exact: bool = True
+    tiles_refused: bool = False
     extensions: tuple[Installed, ...] = ()
 
     @classmethod
@@ -102,6 +104,7 @@ class Environment:
             compiler_error=None if target.compiler is None else try_compiler(target.compiler),
             int_mm_fills_one_row=not int_mm or _torch_api.int_mm_fills_one_row(),
             int_mm_exact=not int_mm or _torch_api.int_mm_exact(),
+            tiles_refused=target.has("amx_tile") and not _torch_api.has_amx_tiles(),
             extensions=list_extensions(),
         )
 
@@ -143,7 +146,14 @@ def _instruction_set(target: Target, _: Environment) -> Iterator[Finding]:
         yield Finding(Level.OK, what, names)
 
 
-def _isa_limits(target: Target, _: Environment) -> Iterator[Finding]:
+def _isa_limits(target: Target, seen: Environment) -> Iterator[Finding]:
+    if seen.tiles_refused:
+        yield Finding(
+            Level.WARN,
+            "AMX",
+            "the CPU has it, Linux refuses its tiles to this process: kernels run without it",
+            "look for a signal stack below 12 KB (sigaltstack) or a filter of system calls",
+        )
     if target.onednn_isa_limit:
         yield Finding(
             Level.WARN,

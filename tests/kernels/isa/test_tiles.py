@@ -13,6 +13,7 @@ import torch
 from tests.kernels.test_traps import KERNELS, ROWS
 from tests.support.cases.linear_kernel import STORED, linear
 from tests.support.machine import needs
+from tests.support.processes import run_python
 
 from qfuse.kernels import KernelLibrary, find_kernel_compiler, instruction_set
 
@@ -90,3 +91,35 @@ def test_emulated_tiles_give_the_same_integers(
 
         assert torch.equal(*results)
         assert torch.equal(results[0], case.expected())
+
+
+# The kernel of Linux refuses the state of tiles to a process one of whose signal stacks cannot
+# hold it.
+WITHOUT_TILES = """
+import ctypes
+
+class Stack(ctypes.Structure):
+    _fields_ = [("at", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+space = ctypes.create_string_buffer(4096)
+stack = Stack(ctypes.addressof(space), 0, 4096)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+
+import torch
+from qfuse.kernels import linear_w8a8, load, pack_weight
+from qfuse.targets import Target, diagnose
+
+assert load().instruction_sets[-1] == "avx512_vnni"
+assert "AMX" in [found.what for found in diagnose(Target.detect())]
+x, weight = (torch.randint(-128, 128, (n, 256), dtype=torch.int8) for n in (70, 64))
+result = linear_w8a8(x, torch.ones(70), None, *pack_weight(weight), torch.ones(64))
+assert torch.equal(result.double(), x.double() @ weight.double().t())
+"""
+
+
+def test_a_process_without_tiles_takes_the_next_best_path() -> None:
+    needs("amx_tile", "amx_int8", "amx_bf16")
+
+    done = run_python(WITHOUT_TILES, QFUSE_ISA="")
+
+    assert done.returncode == 0, done.stderr
