@@ -16,7 +16,7 @@ from qfuse.cli.loading import load_quantized, loading_options
 from qfuse.cli.options import check_writable
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.files import write_output
-from qfuse_command import listed_command
+from qfuse_command import NO, listed_command
 
 
 @listed_command("lint")
@@ -33,7 +33,7 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
     else:
         OUT.print(lint_table(findings))
     if strict and any(finding.severity is Severity.WARNING for finding in findings):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(NO)
 
 
 @listed_command("accuracy")
