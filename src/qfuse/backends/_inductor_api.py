@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from qfuse.ir.compiler_limits import limit_behind
 from qfuse.ir.errors import BackendError
 from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.library import is_loaded
@@ -222,14 +223,7 @@ def compile_package(
             package = io.BytesIO()
             package_aoti(package, [item for item in made if isinstance(item, str)])
         except FAILURES as error:
-            full = _full_folder()
-            raise BackendError(
-                f"AOTInductor could not compile the graph: {_first_line(error)}"
-                + (f", and the disk of {full} is full" if full else ""),
-                fix=f"free space there: {full}"
-                if full
-                else 'use backend="eager", and report the graph; the cause is chained below',
-            ) from error
+            raise _failure(error) from error
     weights = [item for item in made if not isinstance(item, str)]
     constants = {name: value[0] for group in weights for name, value in group.items()}
     new = [guard.expr for guard in env.guards if str(guard.expr) not in known] if env else []
@@ -308,6 +302,22 @@ def _conditions(
         if not (value.is_singleton() and value.lower):
             found[printer.doprint(expression)] = None
     return tuple(found)
+
+
+def _failure(error: BaseException) -> BackendError:
+    """Return the error of a failed compilation: the graph is at fault only if no limit is."""
+    what = "AOTInductor could not compile the graph"
+    full = _full_folder()
+    if full:
+        text = f"{what}: {_first_line(error)}, and the disk of {full} is full"
+        return BackendError(text, fix=f"free space there: {full}")
+    limit = limit_behind(error)
+    if limit is not None:
+        return BackendError(f"{what}: {limit.what}", fix=f'{limit.fix}, or use backend="eager"')
+    return BackendError(
+        f"{what}: {_first_line(error)}",
+        fix='use backend="eager", and report the graph; the cause is chained below',
+    )
 
 
 def _full_folder() -> str:
