@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from qfuse.ir.errors import OptionsError
-from qfuse.report.data import ReportData, read_report
+from qfuse.report.data import ReportData, finite, read_report
 from qfuse.report.diff import FACTOR, diff_reports
 from qfuse_command import ERROR, NO, listed_command
 
@@ -32,7 +32,10 @@ def diff_command(before: Path, after: Path, factor: float, as_json: bool) -> Non
     except OptionsError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(ERROR)
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    if as_json:
+        click.echo(json.dumps(finite(found.to_dict()), indent=2, allow_nan=False))
+    else:
+        click.echo(str(found))
     sys.exit(NO if found.regressions else 0)
 
 

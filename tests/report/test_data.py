@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,10 @@ from typing import Any
 import pytest
 import torch
 from tests.docs.test_tour import WRITE_VARIABLE
+from tests.report.advice.models import Weighted, activations, static, weight
+from tests.support.json_schema import violations
 from torch import nn
+from torch.nn.functional import linear
 
 import qfuse
 from qfuse.ir import events
@@ -81,6 +86,47 @@ def test_what_is_written_has_the_fields_of_the_schema() -> None:
     names = {name: kind.__name__ for name, kind in KINDS.items()}
     for event in data["events"]:
         assert set(event) == set(schema["$defs"][names[event["kind"]]]["properties"])
+
+
+def quantized() -> Report:
+    """A report with a kernel, kernels that refused an op, and a product in float."""
+    by_input = Weighted(lambda m, x: torch.relu(linear(static(x), weight(m, axis=1))))
+    return qfuse.explain(by_input, activations(), target=Target.for_testing())
+
+
+ODD = Report(
+    (
+        Checked("check", "model", False, Exactness.EXACT, math.inf, math.nan, "differs"),
+        events.RolledBack("optimize", "rule", "key", (PLACE,), "wrong", "", math.inf, -math.inf),
+        Lowered("lower", PLACE, "kernel", losers=(("other", "why"),)),
+        Missed("optimize", "rule", MissCode.SHAPE, "no", PLACE, PLACE),
+    ),
+    FACTS,
+)
+
+
+@pytest.mark.parametrize("report", [explained, quantized, lambda: ODD, lambda: Report(())])
+def test_what_is_written_fits_the_published_schema(report: Callable[[], Report]) -> None:
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+
+    assert violations(json.loads(report().to_json()), schema) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (changed(schema=2), "report.schema: 2 is not 1"),
+        (changed(events=[{"kind": "left", "stage": "lower"}]), "fits 0 of 8"),
+        (changed(facts={"constant_bytes": "many"}), "facts.constant_bytes: 'many' fits 0 of"),
+        (changed(facts={"capture_seconds": "soon"}), "facts.capture_seconds: 'soon' fits 0 of"),
+        (changed(facts={"model": 1}), "facts.model: 1 is not of type string"),
+        (changed(events={}), "report.events: {} is not of type array"),
+    ],
+)
+def test_the_published_schema_refuses_what_is_no_report(wrong: str, what: str) -> None:
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+
+    assert any(what in line for line in violations(json.loads(wrong), schema))
 
 
 def test_the_schema_of_this_version_does_not_change() -> None:
