@@ -133,6 +133,20 @@ def config_digest() -> str:
     return digest.hex()
 
 
+def option_names() -> frozenset[str]:
+    """Return the names of all options of Inductor."""
+    from torch._inductor import config  # noqa: PLC0415
+
+    return frozenset(config.get_config_copy())
+
+
+def option_type(name: str) -> Any:
+    """Return the declared type of an option of Inductor, such as ``int | None``."""
+    from torch._inductor import config  # noqa: PLC0415
+
+    return config.get_type(name)  # type: ignore[attr-defined]
+
+
 def called_directly(declarations: Mapping[OpOverload, str]) -> dict[str, object]:
     """Return the option to call ops as the C functions with these declarations.
 
