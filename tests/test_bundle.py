@@ -71,7 +71,7 @@ def test_what_cannot_be_done_is_told(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["doctor", *options])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert word in result.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -114,7 +114,7 @@ def test_doctor_writes_json() -> None:
 )
 def test_wrong_input_is_one_message_and_no_traceback(args: tuple[str, ...], message: str) -> None:
     result = run(*args)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert "do:" in result.stderr
@@ -124,13 +124,13 @@ def test_wrong_input_is_one_message_and_no_traceback(args: tuple[str, ...], mess
 def test_a_report_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
     target = tmp_path / "none" / "report.json"
     result = CliRunner().invoke(main, ["explain", "llama", "--json", str(target)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "folder that does not exist" in result.output
 
 
 def test_a_group_size_belongs_to_a_recipe() -> None:
     alone = CliRunner().invoke(main, ["explain", "bert", "--group-size", "32"])
-    assert alone.exit_code == 1
+    assert alone.exit_code == 2
     assert "add --quantize" in alone.output
 
     without = ["explain", "bert", *SMALL, "--quantize", "w8a8-dynamic", "--group-size", "32"]
@@ -152,7 +152,7 @@ def test_a_group_size_belongs_to_a_recipe() -> None:
 def test_bench_says_what_belongs_together(args: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["bench", *args])
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert message in result.output.replace("\n", " ")
 
 
@@ -173,7 +173,7 @@ def test_build_kernels_says_once_what_to_do(
     monkeypatch.setattr(kernels, "load", lambda *_: failed)
     result = run("build-kernels")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     said = " ".join(result.output.split())
     assert said.count("do:") == 1
     assert said.count("install") == (missing == "compiler")
@@ -197,6 +197,6 @@ def test_build_kernels_into_a_file_is_an_error_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("build-kernels", f"--into={tmp_path / 'file' / 'folder'}")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stdout == ""
     assert "\nerror: the kernels cannot be copied: " in result.stderr

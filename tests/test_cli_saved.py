@@ -98,12 +98,12 @@ def test_inputs_from_a_file(file: Path, tmp_path: Path) -> None:
 
     save_file({"z": x}, tmp_path / "in.safetensors")
     done = run("run", file, "--inputs", tmp_path / "in.safetensors")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "has 'z', which is not an input" in done.stderr
     assert "x, shift" in done.stderr
     (tmp_path / "in.safetensors").write_bytes(b"no tensors")
     done = run("run", file, "--inputs", tmp_path / "in.safetensors")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "cannot be read" in done.stderr
 
 
@@ -112,7 +112,7 @@ def test_a_file_without_inputs(tmp_path: Path) -> None:
     x = torch.zeros((1 << 22) + 1)
     qfuse.compile(nn.ReLU(), (x,), options={"backend": "eager"}, check="off").save(path)
     done = run("run", path)
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "no example inputs" in done.stderr
     save_file({"input": x}, tmp_path / "in.safetensors")
     assert run("run", path, "--inputs", tmp_path / "in.safetensors").exit_code == 0
@@ -157,19 +157,19 @@ def test_bench_without_its_package_is_for_files_only(
 ) -> None:
     monkeypatch.setattr(plugins, "_installed", dict)
     done = run("bench", tmp_path / "missing")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "qfuse-bench" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["run", "verify", "bench"])
 def test_errors_of_files(tmp_path: Path, command: str) -> None:
     done = run(command, tmp_path / "missing.qfuse")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "cannot be read" in done.stderr
     assert "Traceback" not in done.output
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(tmp_path: Path) -> None:
     done = run("compile", "bert", *SMALL, "-o", tmp_path / "no" / "m.qfuse")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "--output" in done.stderr

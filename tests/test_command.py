@@ -13,10 +13,11 @@ from click.testing import CliRunner
 import qfuse
 from qfuse.cli import main, plugins
 from qfuse.cost import CostProfile
+from qfuse.ir.errors import QfuseError, StrictError
 from qfuse.plans import PlanData, Site
 from qfuse.report import Report
 from qfuse.targets import Target
-from qfuse_command import COMMANDS, overview
+from qfuse_command import COMMANDS, ERROR, NO, overview
 
 
 def answer(*arguments: str, code: int = 0) -> str:
@@ -88,3 +89,31 @@ def test_the_overview_is_the_help_of_the_command_line(monkeypatch: pytest.Monkey
     )
 
     assert short == whole
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (ZeroDivisionError("a crash"), ERROR, "ZeroDivisionError: a crash"),
+        (QfuseError("not so"), ERROR, "error: not so\n"),
+        (StrictError("in float"), NO, "error: in float\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_only_an_answer_exits_with_1(raised: BaseException, code: int, said: str) -> None:
+    script = (
+        "import sys, click\n"
+        "from qfuse.cli import main\n"
+        "from qfuse.ir.errors import QfuseError, StrictError\n"
+        f"def run(): raise {raised!r}\n"
+        "main.add_command(click.Command('broken', callback=run))\n"
+        "sys.argv = ['qfuse', 'broken']\n"
+        "from qfuse_command import console_main\n"
+        "console_main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("Traceback" in done.stderr) == (type(raised) is ZeroDivisionError)

@@ -10,12 +10,12 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import click
 
-__all__ = ["APART", "COMMANDS", "console_main", "listed_command", "overview"]
+__all__ = ["APART", "COMMANDS", "ERROR", "NO", "console_main", "listed_command", "overview"]
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -49,6 +49,12 @@ APART: Mapping[str, str] = MappingProxyType(
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 """Settings of every command."""
 
+NO = 1
+"""Exit status of a command whose answer is not the good one: it differs, it is worse."""
+
+ERROR = 2
+"""Exit status of a command that has no answer; click's own for a wrong option."""
+
 without_torch = False
 """Whether the process compares files: ``import qfuse`` has the names then that need no torch."""
 
@@ -56,6 +62,7 @@ without_torch = False
 def console_main() -> None:
     """Run the command line with the arguments of the process."""
     global without_torch  # noqa: PLW0603 - a fact of the process
+    sys.excepthook = _crashed
     match sys.argv[1:]:
         case ["--version"] if (installed := _installed_version()) is not None:
             click.echo(f"qfuse, version {installed}")
@@ -103,6 +110,12 @@ def overview() -> click.Group:
     for name, does in APART.items():
         group.add_command(click.Command(name, short_help=does))
     return group
+
+
+def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback, and exit as after an error: Python's own status is an answer of ours."""
+    sys.__excepthook__(kind, error, trace)
+    sys.exit(ERROR)
 
 
 def _installed_version() -> str | None:

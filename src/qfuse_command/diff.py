@@ -9,11 +9,9 @@ from pathlib import Path
 import click
 
 from qfuse.ir.errors import OptionsError
-from qfuse.report.data import ReportData, read_report
+from qfuse.report.data import ReportData, finite, read_report
 from qfuse.report.diff import FACTOR, diff_reports
-from qfuse_command import listed_command
-
-_WORSE, _BAD_INPUT = 1, 2
+from qfuse_command import ERROR, NO, listed_command
 
 
 @listed_command("diff")
@@ -33,9 +31,12 @@ def diff_command(before: Path, after: Path, factor: float, as_json: bool) -> Non
         found = diff_reports(_read(before), _read(after), factor)
     except OptionsError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(_BAD_INPUT)
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    sys.exit(_WORSE if found.regressions else 0)
+        sys.exit(ERROR)
+    if as_json:
+        click.echo(json.dumps(finite(found.to_dict()), indent=2, allow_nan=False))
+    else:
+        click.echo(str(found))
+    sys.exit(NO if found.regressions else 0)
 
 
 def _read(path: Path) -> ReportData:

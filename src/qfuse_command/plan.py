@@ -10,9 +10,8 @@ import click
 from qfuse.ir.errors import QfuseError
 from qfuse.plans.diff import diff_plans
 from qfuse.plans.read import read_plan
-from qfuse_command import COMMANDS, HELP_NAMES
+from qfuse_command import COMMANDS, ERROR, HELP_NAMES, NO
 
-_DIFFERENT, _BAD_INPUT = 1, 2
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
 plan_command = click.Group("plan", help=COMMANDS["plan"], context_settings=HELP_NAMES)
@@ -30,7 +29,7 @@ def plan_diff_command(one: Path, other: Path) -> None:
         lines = diff_plans(read_plan(one), read_plan(other))
     except QfuseError as error:
         click.echo(f"error: {error}", err=True)
-        sys.exit(_BAD_INPUT)
+        sys.exit(ERROR)
     for line in lines or ["the plans make the same decisions"]:
         click.echo(line)
-    sys.exit(_DIFFERENT if lines else 0)
+    sys.exit(NO if lines else 0)

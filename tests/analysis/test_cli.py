@@ -95,6 +95,6 @@ def test_accuracy_of_a_factory_as_json() -> None:
 )
 def test_wrong_options_are_one_message(args: tuple[str, ...], message: str) -> None:
     result = run(*args)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
     assert "do:" in result.stderr

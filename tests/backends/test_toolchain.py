@@ -49,6 +49,24 @@ def test_aoti_with_a_broken_compiler_is_an_error(options: BackendOptions) -> Non
         compile_graph(projection_graph(), backend="aoti", options=options)
 
 
+def test_a_killed_trial_is_not_remembered(
+    options: BackendOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flags that were not tried are not refused for good."""
+    assert options.cache_folder is not None
+    script = tmp_path / "g++"
+    script.write_text("#!/bin/sh\nkill -KILL $$\n")
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: Compiler(str(script), "99.1"))
+    with pytest.raises(BackendError, match=r"does not work: .* killed.*\n.*do: free memory"):
+        toolchain.check_toolchain(options.cache_folder)
+    monkeypatch.setattr(toolchain, "try_compiler", lambda _compiler: None)
+    monkeypatch.setattr("qfuse.backends._inductor_api.arch_flags", lambda: ("-mavx2",))
+    with pytest.raises(BackendError, match=r"does not work: .* killed.*\n.*do: free memory"):
+        toolchain.check_toolchain(options.cache_folder)
+    assert not list(options.cache_folder.glob("*"))
+
+
 @pytest.mark.usefixtures("no_compiler")
 def test_auto_without_a_compiler_runs_op_by_op_and_says_so(options: BackendOptions) -> None:
     graph = projection_graph()

@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused_at_once(
 ) -> None:
     result = CliRunner().invoke(command, arguments)
 
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert message in result.stderr
     assert "Traceback" not in result.output

@@ -279,14 +279,14 @@ def test_the_command_names_the_rule_and_exits_with_1(
         ("my_predicate:none", "my_predicate has no 'none'"),
     ):
         bad = CliRunner().invoke(main, [*command, f"--predicate={text}"])
-        assert bad.exit_code == 1
+        assert bad.exit_code == 2
         assert word in bad.output
 
 
 @pytest.mark.parametrize("given", [[], ["--atol=1", "--predicate=my:function"]])
 def test_the_command_says_which_of_its_options_to_give(given: list[str]) -> None:
     result = CliRunner().invoke(main, ["bisect", "tests.bisection.models:twice", *given])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "--atol 1e-3" in result.stderr
     assert "--predicate module:function" in result.stderr
     assert "lambda" not in result.stderr

@@ -157,8 +157,13 @@ def test_options_compose_with_what_the_user_gives() -> None:
     ("given", "told"),
     [
         ({"max_autotun": True}, "did you mean 'max_autotune'"),
-        ({"joint_custom_post_pass": 3}, "not a pass"),
+        ({"joint_custom_post_pass": 3}, "a function of a graph, a CustomGraphPass"),
+        ({"joint_custom_post_pass": [3]}, "not a pass"),
         ({"freezing": True}, "has no effect here"),
+        ({"use_joint_graph_passes": False}, "qfuse needs True there"),
+        ({"use-post-grad-passes": False}, "qfuse needs True there"),
+        ({"cpp.simdlen": "x"}, "'cpp.simdlen' is 'x'"),
+        ({"cpu_backend": "x"}, "one of 'cpp'"),
         ({"cpp.threads": "x"}, "type int"),
         ({"max-autotune": 1}, "type bool"),
     ],
@@ -166,6 +171,16 @@ def test_options_compose_with_what_the_user_gives() -> None:
 def test_bad_options_are_errors_that_say_what_to_do(given: dict[str, Any], told: str) -> None:
     with pytest.raises(qfuse.OptionsError, match=told):
         qfuse.inductor_options(**given)
+
+
+def test_an_option_that_contradicts_freezing_is_an_error() -> None:
+    with config.patch(freezing=True):
+        assert qfuse.inductor_options(freezing=True)["freezing"]
+        with pytest.raises(
+            qfuse.OptionsError, match=r"no effect here.*\n.*freezing = False before"
+        ):
+            qfuse.inductor_options(freezing=False)
+    assert qfuse.inductor_options(freezing=False)["freezing"] is False
 
 
 @pytest.mark.parametrize("freezing", ["yes", 0, 1, [True]])

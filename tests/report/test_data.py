@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.docs.test_tour import WRITE_VARIABLE
+from tests.report.advice.models import Weighted, activations, static, weight
+from tests.support.json_schema import violations
 from torch import nn
+from torch.nn.functional import linear
 
 import qfuse
 from qfuse.ir import events
@@ -20,6 +26,7 @@ from qfuse.ir.events import Checked, Event, Exactness, Lowered, MissCode, Missed
 from qfuse.report import Report
 from qfuse.report.data import KINDS, SCHEMA, json_schema
 from qfuse.report.facts import ClaimFacts, Facts, TargetFacts
+from qfuse.report.frame import COLUMNS
 from qfuse.targets import Target
 
 SCHEMA_FILE = Path(qfuse.__file__).parent / "report" / "schema.json"
@@ -81,6 +88,47 @@ def test_what_is_written_has_the_fields_of_the_schema() -> None:
         assert set(event) == set(schema["$defs"][names[event["kind"]]]["properties"])
 
 
+def quantized() -> Report:
+    """A report with a kernel, kernels that refused an op, and a product in float."""
+    by_input = Weighted(lambda m, x: torch.relu(linear(static(x), weight(m, axis=1))))
+    return qfuse.explain(by_input, activations(), target=Target.for_testing())
+
+
+ODD = Report(
+    (
+        Checked("check", "model", False, Exactness.EXACT, math.inf, math.nan, "differs"),
+        events.RolledBack("optimize", "rule", "key", (PLACE,), "wrong", "", math.inf, -math.inf),
+        Lowered("lower", PLACE, "kernel", losers=(("other", "why"),)),
+        Missed("optimize", "rule", MissCode.SHAPE, "no", PLACE, PLACE),
+    ),
+    FACTS,
+)
+
+
+@pytest.mark.parametrize("report", [explained, quantized, lambda: ODD, lambda: Report(())])
+def test_what_is_written_fits_the_published_schema(report: Callable[[], Report]) -> None:
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+
+    assert violations(json.loads(report().to_json()), schema) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (changed(schema=2), "report.schema: 2 is not 1"),
+        (changed(events=[{"kind": "left", "stage": "lower"}]), "fits 0 of 8"),
+        (changed(facts={"constant_bytes": "many"}), "facts.constant_bytes: 'many' fits 0 of"),
+        (changed(facts={"capture_seconds": "soon"}), "facts.capture_seconds: 'soon' fits 0 of"),
+        (changed(facts={"model": 1}), "facts.model: 1 is not of type string"),
+        (changed(events={}), "report.events: {} is not of type array"),
+    ],
+)
+def test_the_published_schema_refuses_what_is_no_report(wrong: str, what: str) -> None:
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+
+    assert any(what in line for line in violations(json.loads(wrong), schema))
+
+
 def test_the_schema_of_this_version_does_not_change() -> None:
     """Removing or renaming a field takes a new version; adding one is written to the file."""
     made = json.dumps(json_schema(), indent=1, sort_keys=True) + "\n"
@@ -131,6 +179,10 @@ def test_a_frame_has_a_row_per_op(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, rows: list[dict[str, Any]], columns: list[str]) -> None:
             self.rows, self.columns = rows, columns
 
+        def astype(self, types: dict[str, type]) -> Frame:
+            assert list(types) == self.columns
+            return self
+
     class Pandas:
         DataFrame = Frame
 
@@ -146,6 +198,48 @@ def test_a_frame_has_a_row_per_op(monkeypatch: pytest.MonkeyPatch) -> None:
     assert frame.rows[0]["multiply_adds"] == 64
     assert frame.rows[1]["reason"] == "because"
     assert set(frame.columns) == set(frame.rows[0])
+
+
+def every_kind() -> Report:
+    """Rows of each kind: lowered with and without a time, left with and without one."""
+    places = [replace(PLACE, node=f"node_{i}") for i in range(4)]
+    return Report(
+        (
+            events.Estimated("lower", places[0], 64, 2e-6, 1e-6),
+            events.Lowered("lower", places[0], "qfuse.linear_w8a8", "int8", 1e-6),
+            events.Lowered("lower", places[1], events.EXPAND, "gelu"),
+            events.Estimated("lower", places[2], 0, 3e-6),
+            events.Left("lower", places[2], "because"),
+            events.Left("lower", places[3], "because"),
+        )
+    )
+
+
+@pytest.mark.parametrize("rows", ["none", "all", "without times"])
+def test_columns_of_a_data_frame_have_their_types_whatever_the_rows(rows: str) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas")
+    kept = {"none": [], "all": every_kind().events, "without times": every_kind().events[2:3]}
+    frame = Report(tuple(kept[rows])).to_dataframe()
+
+    types = pandas.api.types
+    assert len(frame) == {"none": 0, "all": 4, "without times": 1}[rows]
+    for name, kind in COLUMNS.items():
+        column = frame[name]
+        assert types.is_float_dtype(column) == (kind is float), name
+        assert types.is_integer_dtype(column) == (kind is int), name
+        assert (kind is str) == (column.dtype == pandas.Series(["a"]).dtype), name
+    assert frame["predicted_seconds"].sum() == pytest.approx(4e-6 if rows == "all" else 0)
+
+
+def test_a_data_frame_has_the_values_of_the_report() -> None:
+    pytest.importorskip("pandas", reason="needs pandas")
+    frame = every_kind().to_dataframe()
+
+    assert list(frame["node"]) == ["node_0", "node_1", "node_2", "node_3"]
+    assert list(frame["kind"]) == ["lowered", "lowered", "left", "left"]
+    assert list(frame["multiply_adds"]) == [64, 0, 0, 0]
+    assert list(frame["predicted_seconds"].isna()) == [False, True, False, True]
+    assert list(frame["float_seconds"].dropna()) == [2e-6, 3e-6]
 
 
 def test_a_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

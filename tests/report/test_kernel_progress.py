@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from tests.report.advice.models import Weighted, activations, static, weight
 
 import qfuse
-from qfuse.ir.events import KernelProgress, Lowered
+from qfuse.ir.events import EXPAND, Estimated, ExpandCause, KernelProgress, Lowered, Place
 from qfuse.report import Report
+from qfuse.report.actions import actions_of
 from qfuse.report.page import page_html
 from qfuse.report.page.data import page_data
 from qfuse.targets import Target
@@ -59,6 +60,43 @@ def test_the_tables_have_the_kernel_that_came_closest_first() -> None:
 
     assert near in text
     assert text.index(near) < text.index(far)
+
+
+def test_the_first_screen_names_the_same_kernel() -> None:
+    (action,) = explained().actions
+
+    assert action.tried == GROUPED
+    assert action.advice is not None
+    assert f"{GROUPED}: the weight's scales" in explained().text()
+    assert GENERAL not in explained().text()
+
+
+def lost(*kernels: tuple[str, int, str]) -> tuple[str, str]:
+    """The kernel and the reason that the first screen has for an op that these refused."""
+    place = Place("linear", "qfuse.linear")
+    event = Lowered(
+        "lower",
+        place,
+        EXPAND,
+        losers=tuple((name, reason) for name, _, reason in kernels),
+        cause=ExpandCause.NO_KERNEL,
+        progress=tuple(KernelProgress(name, held, 10) for name, held, _ in kernels),
+    )
+    (action,) = actions_of((Estimated("lower", place, 1000, 9e-6, 1e-6), event))
+    return action.tried, action.reason
+
+
+def test_without_a_suggestion_the_closest_kernel_is_named() -> None:
+    assert lost(("general", 2, "one"), ("close", 8, "two"), ("other", 5, "three"))[0] == "close"
+    # Of those that came equally close the most general one, which is the first.
+    assert lost(("general", 5, "one"), ("other", 5, "two"))[0] == "general"
+    # What is asked twice has the reason of the last time.
+    assert lost(("a", 9, "first"), ("b", 5, "b"), ("a", 6, "last")) == ("a", "last")
+    assert lost(("a", 9, "first"), ("b", 5, "b"), ("a", 2, "last")) == ("b", "b")
+
+
+def test_a_kernel_that_a_suggestion_helps_is_named_before_a_closer_one() -> None:
+    assert lost(("close", 9, "one"), (GROUPED, 2, ALONG), (GENERAL, 1, ALONG))[0] == GROUPED
 
 
 def test_the_page_gives_it_as_the_reason() -> None:

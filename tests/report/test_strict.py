@@ -65,7 +65,7 @@ def test_the_error_names_the_line_and_the_fix() -> None:
     with pytest.raises(StrictError) as error:
         explain(Weighted(forward), *activations())
     assert "1 quantized op does not run" in error.value.what
-    assert "qfuse.linear_w8a8: the weight's scales run along the input features" in error.value.what
+    assert "qfuse.linear_w4a8: the weight's scales run along the input features" in error.value.what
     assert "test_strict.py" in str(error.value.where)
     assert "one scale per output feature" in str(error.value.fix)
     assert isinstance(error.value.report, Report)

@@ -128,6 +128,45 @@ def test_a_full_disk_runs_op_by_op(tmp_path: Path) -> None:
     assert "runs op by op" in done.stdout
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("limit", [20_000, 1_000_000])
+def test_a_limit_of_file_sizes_runs_op_by_op(tmp_path: Path, limit: int) -> None:
+    """Python cannot write so much, or the compiler cannot: a signal ends it."""
+    (tmp_path / "temporary").mkdir()
+    where = {name: str(tmp_path / "temporary") for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR")}
+    done = run(COMPILE, limit, QFUSE_CACHE_DIR=str(tmp_path / "cache"), **where)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("eager")
+    assert f"larger than the limit of {limit / 1e6:g} MB for files of this process" in done.stdout
+    assert "ulimit -f unlimited" in done.stdout
+    assert "report the graph" not in done.stdout
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    "at_the_model",
+    [
+        "kill -KILL $$",
+        "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+    ],
+)
+def test_a_killed_compiler_runs_op_by_op(tmp_path: Path, at_the_model: str) -> None:
+    """The compiler works, until it compiles a file of Inductor."""
+    script = tmp_path / "cxx"
+    trial = 'case "$*" in *--version*|*trial.*) exec g++ "$@";; esac'
+    script.write_text(f"#!/bin/sh\n{trial}\n{at_the_model}\n")
+    script.chmod(0o755)
+    folders = {
+        name: str(tmp_path / name) for name in ("QFUSE_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    }
+    done = run(COMPILE, CXX=str(script), **folders)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("eager")
+    assert "the C++ compiler was killed, as it is where memory runs out" in done.stdout
+    assert "do: free memory" in done.stdout
+    assert "report the graph" not in done.stdout
+
+
 @pytest.mark.thorough
 @pytest.mark.compiler
 def test_a_home_that_cannot_be_written() -> None:

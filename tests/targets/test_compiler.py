@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qfuse.targets.compiler import Compiler, find_compiler, try_compiler
+from qfuse.targets.compiler import Compiler, CompilerFault, find_compiler, try_compiler
 
 
 @pytest.fixture
@@ -116,6 +116,15 @@ def test_what_a_broken_compiler_says(tools: Path) -> None:
     script = "echo 'In file included from x:' >&2; echo 'omp.h: fatal error: no' >&2; exit 1"
 
     said = try_compiler(Compiler(str(make(tools, "g++", script)), "g++ 1.0"))
-    assert said == "omp.h: fatal error: no"
-    assert try_compiler(Compiler(str(make(tools, "silent", "exit 3")), "")) == "failed"
-    assert "No such file" in (try_compiler(Compiler(str(tools / "gone"), "")) or "")
+    assert said is not None
+    assert said.what == "omp.h: fatal error: no"
+    assert try_compiler(Compiler(str(make(tools, "silent", "exit 3")), "")) == CompilerFault(
+        "failed"
+    )
+    killed = try_compiler(Compiler(str(make(tools, "killed", "kill -KILL $$")), ""))
+    assert killed is not None
+    assert "was killed" in killed.what
+    assert killed.fix.startswith("free memory")
+    gone = try_compiler(Compiler(str(tools / "gone"), ""))
+    assert gone is not None
+    assert "No such file" in gone.what

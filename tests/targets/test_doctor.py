@@ -22,6 +22,7 @@ from qfuse.targets import (
     _torch_api,
     diagnose,
 )
+from qfuse.targets.compiler import CompilerFault
 
 HEALTHY = Environment(freezing=True, grad_enabled=False)
 ALL_THERE = dict.fromkeys((probe.name for probe in KERNELS), KernelState.AVAILABLE)
@@ -87,7 +88,14 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], str, Level, str]] = [
     ({"threads": 2, "usable_cores": 1}, {}, "threads", Level.BAD, "may use 1 of 2"),
     ({"threads": 1}, {}, "threads", Level.WARN, "idle"),
     ({"compiler": None}, {}, "C++ compiler", Level.BAD, "none found"),
-    ({}, {"compiler_error": "no omp.h"}, "C++ compiler", Level.BAD, "no omp.h"),
+    ({}, {"compiler_fault": CompilerFault("no omp.h")}, "C++ compiler", Level.BAD, "no omp.h"),
+    (
+        {},
+        {"compiler_fault": CompilerFault("it was killed", "free memory")},
+        "C++ compiler",
+        Level.BAD,
+        "it was killed",
+    ),
     ({}, {"python_headers": False}, "Python headers", Level.WARN, "Python.h"),
     ({"torch_version": "2.12.1"}, {}, "torch", Level.BAD, "2.12.1 is outside"),
     ({"torch_version": "2.16.0a0+git123"}, {}, "torch", Level.BAD, ">=2.13, <2.16"),
@@ -251,7 +259,9 @@ def test_a_target_without_int_mm_is_not_probed_for_it(monkeypatch: pytest.Monkey
 def test_a_broken_compiler_is_tried() -> None:
     target = Target.for_testing(compiler=Compiler("/nowhere/g++", "g++ 1.0"))
 
-    assert "No such file" in (Environment.probe(target).compiler_error or "")
+    fault = Environment.probe(target).compiler_fault
+    assert fault is not None
+    assert "No such file" in fault.what
 
 
 def test_inductors_settings_are_read_where_they_are() -> None:

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from qfuse.ir.compiler_limits import limit_behind
 from qfuse.ir.errors import BackendError
 from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.kernels.library import is_loaded
@@ -132,6 +133,20 @@ def config_digest() -> str:
     return digest.hex()
 
 
+def option_names() -> frozenset[str]:
+    """Return the names of all options of Inductor."""
+    from torch._inductor import config  # noqa: PLC0415
+
+    return frozenset(config.get_config_copy())
+
+
+def option_type(name: str) -> Any:
+    """Return the declared type of an option of Inductor, such as ``int | None``."""
+    from torch._inductor import config  # noqa: PLC0415
+
+    return config.get_type(name)  # type: ignore[attr-defined]
+
+
 def called_directly(declarations: Mapping[OpOverload, str]) -> dict[str, object]:
     """Return the option to call ops as the C functions with these declarations.
 
@@ -222,14 +237,7 @@ def compile_package(
             package = io.BytesIO()
             package_aoti(package, [item for item in made if isinstance(item, str)])
         except FAILURES as error:
-            full = _full_folder()
-            raise BackendError(
-                f"AOTInductor could not compile the graph: {_first_line(error)}"
-                + (f", and the disk of {full} is full" if full else ""),
-                fix=f"free space there: {full}"
-                if full
-                else 'use backend="eager", and report the graph; the cause is chained below',
-            ) from error
+            raise _failure(error) from error
     weights = [item for item in made if not isinstance(item, str)]
     constants = {name: value[0] for group in weights for name, value in group.items()}
     new = [guard.expr for guard in env.guards if str(guard.expr) not in known] if env else []
@@ -308,6 +316,22 @@ def _conditions(
         if not (value.is_singleton() and value.lower):
             found[printer.doprint(expression)] = None
     return tuple(found)
+
+
+def _failure(error: BaseException) -> BackendError:
+    """Return the error of a failed compilation: the graph is at fault only if no limit is."""
+    what = "AOTInductor could not compile the graph"
+    full = _full_folder()
+    if full:
+        text = f"{what}: {_first_line(error)}, and the disk of {full} is full"
+        return BackendError(text, fix=f"free space there: {full}")
+    limit = limit_behind(error)
+    if limit is not None:
+        return BackendError(f"{what}: {limit.what}", fix=f'{limit.fix}, or use backend="eager"')
+    return BackendError(
+        f"{what}: {_first_line(error)}",
+        fix='use backend="eager", and report the graph; the cause is chained below',
+    )
 
 
 def _full_folder() -> str:

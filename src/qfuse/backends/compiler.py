@@ -23,6 +23,7 @@ from qfuse.backends.key import constant_digest, package_digest, program_digest
 from qfuse.backends.prepare import Program
 from qfuse.backends.runner import BackendOptions, Progress
 from qfuse.backends.toolchain import check_toolchain, isa_runs_here
+from qfuse.ir.compiler_limits import limit_behind
 from qfuse.ir.errors import BackendError, CacheError, InputError
 from qfuse.ir.signature.size_expr import parse_size
 from qfuse.kernels.compilation.scratch import scratch_folder
@@ -89,9 +90,12 @@ class _Compilation(Generic[T]):
         try:
             return self._uncached()
         except OSError as error:
+            limit = limit_behind(error)
             raise BackendError(
                 f"files for the compiler cannot be written: {error}",
-                fix="free space in the folder for temporary files, or set TMPDIR to another one",
+                fix="free space in the folder for temporary files, or set TMPDIR to another one"
+                if limit is None
+                else limit.fix,
             ) from error
 
     def _cached(self) -> T:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from qfuse.backends._inductor_api import PINNED
+from qfuse.backends.inductor_options import checked_inductor_options
 from qfuse.ir.errors import OptionsError
 
 BLOCKS_VARIABLE = "QFUSE_BLOCKS"
@@ -87,6 +89,9 @@ class BackendOptions:
         fingerprint: Facts about the target that the code depends on, as one text.
         kernels: Digest of the library of custom kernels, "" if there is none.
         inductor: Inductor options for this graph, for experts.
+
+    Raises:
+        OptionsError: A value is invalid, or an option of Inductor is one that qfuse sets itself.
     """
 
     cache: bool = True
@@ -100,3 +105,8 @@ class BackendOptions:
     def __post_init__(self) -> None:
         if self.runners < 1:
             raise OptionsError(f"runners must be at least 1, not {self.runners}")
+        # Inductor takes a second to import.
+        if self.inductor:
+            why = "compiled code would not be loaded, or be wrong"
+            checked = checked_inductor_options(self.inductor, PINNED, why)
+            object.__setattr__(self, "inductor", checked)

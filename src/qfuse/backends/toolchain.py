@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from qfuse.backends import _inductor_api
+from qfuse.ir.compiler_limits import limit_behind
 from qfuse.ir.errors import BackendError
 from qfuse.targets.compiler import Compiler, find_compiler, try_compiler
 from qfuse.targets.storage import write_atomically
@@ -44,8 +45,8 @@ def check_toolchain(folder: Path) -> dict[str, object]:
         wrong = try_compiler(compiler)
         if wrong is not None:
             raise BackendError(
-                f"the C++ compiler {compiler.path} does not work: {wrong}",
-                fix=f'{_INSTALL}, or use backend="eager"',
+                f"the C++ compiler {compiler.path} does not work: {wrong.what}",
+                fix=f'{wrong.fix or _INSTALL}, or use backend="eager"',
             )
         # Otherwise Inductor looks for an ISA that works itself.
         known = "flags work" if flags and _accepts(compiler, flags) else "ask Inductor"
@@ -70,14 +71,24 @@ def isa_runs_here(isa: str) -> bool:
 
 
 def _accepts(compiler: Compiler, flags: tuple[str, ...]) -> bool:
-    """Whether a compiler accepts the flags of an instruction set."""
+    """Whether a compiler accepts the flags of an instruction set.
+
+    Raises:
+        BackendError: It was ended by a limit, which says nothing about the flags.
+    """
     with tempfile.TemporaryDirectory(prefix="qfuse-trial-") as name:
         source = Path(name, "trial.cpp")
         source.write_text(_TRIAL_SOURCE, encoding="utf-8")
         command = [compiler.path, *flags, "-c", "-o", str(source.with_suffix(".o")), str(source)]
         try:
             subprocess.run(command, capture_output=True, check=True, timeout=_TRIAL_SECONDS)
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError) as error:
+            limit = limit_behind(error)
+            if limit is not None:
+                raise BackendError(
+                    f"the C++ compiler {compiler.path} does not work: {limit.what}",
+                    fix=f'{limit.fix}, or use backend="eager"',
+                ) from error
             return False
     return True
 

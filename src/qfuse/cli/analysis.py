@@ -16,7 +16,8 @@ from qfuse.cli.loading import load_quantized, loading_options
 from qfuse.cli.options import check_writable
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.files import write_output
-from qfuse_command import listed_command
+from qfuse.report.data import finite
+from qfuse_command import NO, listed_command
 
 
 @listed_command("lint")
@@ -29,11 +30,12 @@ def lint_command(as_json: bool, strict: bool, **given: Any) -> None:
     with show_progress() as say:
         findings = qfuse.lint(made.model, made.args, made.kwargs, progress=say)
     if as_json:
-        click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
+        data = finite([finding.to_dict() for finding in findings])
+        click.echo(json.dumps(data, indent=2, allow_nan=False))
     else:
         OUT.print(lint_table(findings))
     if strict and any(finding.severity is Severity.WARNING for finding in findings):
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(NO)
 
 
 @listed_command("accuracy")

@@ -15,7 +15,7 @@ from qfuse.cli.request import model_options, read_request, ready_model
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
 from qfuse.zoo.user_code import imported
-from qfuse_command import listed_command
+from qfuse_command import NO, listed_command
 
 
 @listed_command("bisect")
@@ -42,7 +42,7 @@ def bisect_command(
 ) -> None:
     """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file.
 
-    The exit code is 1 if it differs, and 0 if it does not.
+    The exit code is 1 if it differs, 0 if it does not, and 2 if that cannot be said.
     """
     if (predicate is None) == (rtol is None and atol is None):
         raise OptionsError(
@@ -68,7 +68,7 @@ def bisect_command(
             click.echo(f"{save_plan} is not written: no rewrite or kernel is to be off", err=True)
         else:
             result.plan.save(save_plan)
-    sys.exit(1 if result.found else 0)
+    sys.exit(NO if result.found else 0)
 
 
 def _function(text: str) -> Callable[[Any, Any], bool]:

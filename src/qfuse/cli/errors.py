@@ -1,4 +1,4 @@
-"""How a command prints an error."""
+"""How a command prints an error, and the status that it exits with."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import click
 from rich.console import Console
 from rich.text import Text
 
-from qfuse.ir.errors import QfuseError
+from qfuse.ir.errors import QfuseError, StrictError
+from qfuse_command import ERROR, NO
+
+_INTERRUPTED = 130
+"""As a shell has it for a process that Ctrl-C ended."""
 
 
 @contextmanager
 def exit_on_error(*others: type[Exception]) -> Iterator[None]:
-    """Print a :class:`QfuseError`, or one of ``others``, without a traceback, and exit with 1."""
+    """Print a :class:`QfuseError`, or one of ``others``, without a traceback, and exit with 2.
+
+    A status of 1 is an answer, as ``qfuse bisect`` and ``--strict`` give it. An interrupted command
+    has none: it exits with 130.
+    """
     kinds: tuple[type[Exception], ...] = (QfuseError, *others)
     try:
         yield
@@ -22,4 +31,8 @@ def exit_on_error(*others: type[Exception]) -> Iterator[None]:
         text = Text.assemble(("error: ", "bold red"), str(error))
         # Whole lines: a path can be copied, and a terminal wraps them itself.
         Console(stderr=True).print(text, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(NO if isinstance(error, StrictError) else ERROR)
+    except KeyboardInterrupt:
+        # click would exit with 1.
+        click.echo("interrupted", err=True)
+        sys.exit(_INTERRUPTED)

@@ -21,7 +21,7 @@ from qfuse.cli.console import OUT
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.signature._tree_api import named_leaves
 from qfuse.saving import call_of, digest_of, digests_of
-from qfuse_command import listed_command
+from qfuse_command import NO, listed_command
 
 _WARM_CALLS = 3
 _LEAST_CALLS = 10
@@ -60,7 +60,7 @@ def run_command(file: Path, inputs: Path | None, as_json: bool) -> None:
 @_file_options
 @click.option("--json", "as_json", is_flag=True, help="print the digests as JSON")
 def verify_command(file: Path, inputs: Path | None, as_json: bool) -> None:
-    """The exit code is 1 if they differ."""
+    """The exit code is 1 if they differ, 0 if they are equal, and 2 if FILE cannot be used."""
     model = qfuse.load(file)
     found = digests_of(model, *_call(model, inputs))
     if as_json:
@@ -71,7 +71,7 @@ def verify_command(file: Path, inputs: Path | None, as_json: bool) -> None:
         equal = "equal" if len(set(found.values())) == 1 else "not equal"
         click.echo(f"{len(found)} path{'s' * (len(found) != 1)}, {equal}")
     if len(set(found.values())) > 1:
-        sys.exit(1)
+        sys.exit(NO)
 
 
 @click.command("bench")

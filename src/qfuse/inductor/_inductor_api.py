@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, get_origin
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
@@ -44,19 +44,6 @@ def patched(values: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Set options of Inductor for a region."""
     context: AbstractContextManager[None] = config.patch(dict(values))
     return context
-
-
-def known_options() -> frozenset[str]:
-    """Return the names of all options of Inductor."""
-    return frozenset(config.get_config_copy())
-
-
-def expected_type(name: str) -> type | None:
-    """Return the type that ``torch.compile`` requires of an option, or ``None``."""
-    found: Any = config.get_type(name)  # type: ignore[attr-defined]
-    # `isinstance` does not accept a type such as `list[str]`.
-    looks = isinstance(found, type) and get_origin(found) is None
-    return found if looks else None
 
 
 def passes_in(value: Any) -> tuple[Any, ...]:

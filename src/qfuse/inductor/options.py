@@ -29,7 +29,8 @@ def inductor_options(**options: Any) -> dict[str, Any]:
             currently in the slot.
 
     Raises:
-        OptionsError: Inductor has no such option, or it has no effect here.
+        OptionsError: Inductor has no such option, its value is of another type, it has no effect
+            here, or it switches qfuse's passes off.
     """
     return _process().options(options)
 

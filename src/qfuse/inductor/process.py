@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from qfuse.backends.inductor_options import checked_inductor_options
 from qfuse.inductor import _inductor_api as inductor
 from qfuse.inductor.hooks import SLOTS, Hooks, is_ours
 from qfuse.inductor.journal import PassJournal
 from qfuse.inductor.slots import Slots, composed, without
 from qfuse.ir.errors import OptionsError
 from qfuse.report import Report
+
+_NEEDED = {"use_joint_graph_passes": True, "use_post_grad_passes": True}
 
 
 class Process:
@@ -29,27 +31,16 @@ class Process:
         """Return Inductor options that contain qfuse's passes.
 
         Raises:
-            OptionsError: Inductor has no such option, or it has no effect here.
+            OptionsError: Inductor has no such option, its value is of another type, it has no
+                effect here, or it switches off the stages of Inductor that the passes run in.
         """
-        known = inductor.known_options()
-        # As `torch.compile` reads them.
-        given = {name.replace("-", "_"): value for name, value in options.items()}
-        for name, value in given.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                fix = f"did you mean {near[0]!r}?" if near else "see torch._inductor.list_options()"
-                raise OptionsError(f"Inductor has no option {name!r}", fix=fix)
-            expected = inductor.expected_type(name)
-            if expected is not None and not isinstance(value, expected):
-                raise OptionsError(
-                    f"Inductor's option {name!r} is {value!r}",
-                    fix=f"pass a value of type {expected.__name__}",
-                )
-        if given.get("freezing") and not inductor.freezing_is_on():
+        given = checked_inductor_options(options, _NEEDED, "its passes run in them")
+        frozen = given.get("freezing", inductor.freezing_is_on())
+        if frozen != inductor.freezing_is_on():
             raise OptionsError(
                 "the option freezing has no effect here: Dynamo reads it from the global config",
-                fix="set torch._inductor.config.freezing = True before the first call, or make "
-                "that call within qfuse.inductor_passes(freezing=True)",
+                fix=f"set torch._inductor.config.freezing = {frozen} before the first call, or "
+                f"make that call within qfuse.inductor_passes(freezing={frozen})",
             )
         hooks = Hooks(self._journal)
         for slot in SLOTS:

@@ -32,6 +32,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
+from qfuse.ir.compiler_limits import limit_behind
 from qfuse.ir.errors import CacheError
 from qfuse.ir.files import parse_json
 from qfuse.kernels.compilation.compiler import (
@@ -226,10 +227,13 @@ def build(  # noqa: PLR0913 - one keyword per choice
             _compile(folder, key, compiler, sources, [part, *missing], say)
             return _library_path(folder, part, compiler), True
     except OSError as error:
+        limit = limit_behind(error)
         raise KernelBuildError(
             f"the kernel cache cannot be used: {error}",
             where=str(folder),
-            fix="point QFUSE_CACHE_DIR at a folder that can be written to",
+            fix="point QFUSE_CACHE_DIR at a folder that can be written to"
+            if limit is None
+            else limit.fix,
         ) from error
 
 

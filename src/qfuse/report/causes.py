@@ -201,11 +201,17 @@ class Causes:
 def _closest_kernel(lowered: Lowered) -> Cause:
     """Return why the kernel that came closest did not take an op."""
     # One that was asked twice was asked about the quantized activation first, which is listed last.
-    losers = dict(lowered.losers) or {lowered.kernel: lowered.why}
-    causes = [Cause(MissCode.NO_KERNEL, name, reason) for name, reason in losers.items()]
+    asked = {progress.kernel: (progress, reason) for progress, reason in lowered.lost}
+    # Those that came equally close are in the order of the registry, the most general one first.
+    nearest = sorted(asked.values(), key=lambda pair: -pair[0].share)
+    losers = {progress.kernel: reason for progress, reason in nearest}
+    causes = [
+        Cause(MissCode.NO_KERNEL, name, reason)
+        for name, reason in (losers or {lowered.kernel: lowered.why}).items()
+    ]
     # Kernels for integer activations did not come close to a float one, and the other way round.
-    # The rest is in the order of the registry, the most general kernel first.
     near = [cause for cause in causes if cause.reason not in _OTHER_ACTIVATIONS] or causes
+    # What can be acted on: what came closest of those that a suggestion helps, if there are any.
     return next((cause for cause in near if advice_for(cause) is not None), near[0])
 
 

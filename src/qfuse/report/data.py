@@ -20,6 +20,8 @@ SCHEMA = 1
 
 _FIX = "write the file with report.to_json(), or with `qfuse explain MODEL --json FILE`"
 _SHOWN_ERRORS = 3
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_NOT_FINITE = tuple(map(str, (math.inf, -math.inf, math.nan)))
 
 KINDS: Mapping[str, type[events.Event]] = {
     kind.__name__.lower(): kind
@@ -121,13 +123,29 @@ def read_report(text: str | bytes) -> ReportData:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a report's facts and events, with the kind of every event."""
-    schema = _adapter().json_schema()
+    """Return the JSON Schema of a report's facts and events, with the kind of every event.
+
+    A number may be one of the texts of :func:`finite`.
+    """
+    schema: dict[str, Any] = {"$schema": _DIALECT, **_with_texts(_adapter().json_schema())}
     for name, kind in ((kind.__name__, name) for name, kind in KINDS.items()):
         definition = schema["$defs"][name]
         definition["properties"] = {"kind": {"const": kind}, **definition["properties"]}
         definition["required"] = ["kind", *definition["required"]]
     return schema
+
+
+def _with_texts(schema: Any) -> Any:
+    """Return a schema whose numbers may be texts."""
+    if isinstance(schema, list):
+        return [_with_texts(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: _with_texts(value) for name, value in schema.items()}
+    if made.get("type") == "number":
+        del made["type"]
+        made["anyOf"] = [{"type": "number"}, {"enum": list(_NOT_FINITE)}]
+    return made
 
 
 @cache

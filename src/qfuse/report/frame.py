@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Estimated, Event, Left, Lowered
 
-COLUMNS = (
-    *("node", "op", "module", "source", "kind", "kernel", "what", "reason"),
-    *("predicted_seconds", "float_seconds", "multiply_adds"),
+_TEXTS = ("node", "op", "module", "source", "kind", "kernel", "what", "reason")
+
+COLUMNS: Mapping[str, type] = MappingProxyType(
+    {
+        **dict.fromkeys(_TEXTS, str),
+        "predicted_seconds": float,
+        "float_seconds": float,
+        "multiply_adds": int,
+    }
 )
-"""The columns of the frame."""
+"""The columns of the frame, with the type of their values; what is not known is NaN."""
 
 
 def frame_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
@@ -43,7 +50,20 @@ def to_frame(events: Iterable[Event]) -> Any:
     Raises:
         OptionsError: pandas is not installed.
     """
-    return import_pandas().DataFrame(frame_rows(events), columns=list(COLUMNS))
+    return typed_frame(frame_rows(events), COLUMNS)
+
+
+def typed_frame(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, type]) -> Any:
+    """Return rows as a ``pandas.DataFrame`` whose columns have types of their own.
+
+    pandas infers them from the values: a column without numbers, or without rows, would be one of
+    objects, which cannot be summed or joined with that of another report.
+
+    Raises:
+        OptionsError: pandas is not installed.
+    """
+    frame = import_pandas().DataFrame(list(rows), columns=list(columns))
+    return frame.astype(dict(columns))
 
 
 def import_pandas() -> Any:

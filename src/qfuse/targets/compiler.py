@@ -13,6 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from qfuse.ir.compiler_limits import limit_behind
+
 _VERSION_SECONDS = 10
 _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = """\
@@ -83,8 +85,21 @@ def _version_line(path: str, _changed_ns: int) -> str | None:
     return lines[0].strip() if lines else ""
 
 
-def try_compiler(compiler: Compiler) -> str | None:
-    """Compile a small OpenMP library; return ``None`` on success, else the compiler's error.
+@dataclass(frozen=True, slots=True)
+class CompilerFault:
+    """Why a compiler does not work.
+
+    Attributes:
+        what: What it said, or what ended it.
+        fix: What to do; "" if another compiler is needed.
+    """
+
+    what: str
+    fix: str = ""
+
+
+def try_compiler(compiler: Compiler) -> CompilerFault | None:
+    """Compile a small OpenMP library; return ``None`` on success, else what was wrong.
 
     A compiler without its standard library or without OpenMP still answers ``--version``.
     """
@@ -98,11 +113,15 @@ def try_compiler(compiler: Compiler) -> str | None:
                 command, capture_output=True, text=True, check=True, timeout=_TRIAL_SECONDS
             )
         except subprocess.CalledProcessError as error:
+            limit = limit_behind(error)
+            if limit is not None:
+                return CompilerFault(limit.what, limit.fix)
             lines = [line for line in error.stderr.splitlines() if line.strip()]
             # The first lines may only say in which file and function the error is.
-            return next((line for line in lines if "error" in line), "".join(lines[:1]) or "failed")
+            first = "".join(lines[:1]) or "failed"
+            return CompilerFault(next((line for line in lines if "error" in line), first))
         except (OSError, subprocess.SubprocessError) as error:
-            return str(error)
+            return CompilerFault(str(error))
     return None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qfuse.extensions import Installed, list_extensions
-from qfuse.targets.compiler import python_headers, try_compiler
+from qfuse.targets.compiler import CompilerFault, python_headers, try_compiler
 from qfuse.targets.kernels import KernelState
 from qfuse.targets.target import Target
 
@@ -71,7 +71,7 @@ class Environment:
         grad_enabled: Whether grad mode is on.
         pre_grad_pass: Name of Inductor's global pre-grad pass, ``None`` if it is not set.
         python_headers: Whether the interpreter's ``Python.h`` is installed.
-        compiler_error: The compiler's error for a small OpenMP library; ``None`` if it built.
+        compiler_fault: Why the compiler does not build a small OpenMP library; ``None`` if it does.
         int_mm_fills_one_row: Whether ``aten._int_mm`` computes its result for one row.
         int_mm_exact: Whether ``aten._int_mm`` is correct over the full int8 range.
         tiles_refused: Whether the processor has AMX, and the system refuses its tiles.
@@ -82,7 +82,7 @@ class Environment:
     grad_enabled: bool = True
     pre_grad_pass: str | None = None
     python_headers: bool = True
-    compiler_error: str | None = None
+    compiler_fault: CompilerFault | None = None
     int_mm_fills_one_row: bool = True
     int_mm_exact: bool = True
     tiles_refused: bool = False
@@ -101,7 +101,7 @@ class Environment:
             grad_enabled=_torch_api.grad_enabled(),
             pre_grad_pass=_torch_api.pre_grad_pass_installed(),
             python_headers=python_headers() is not None,
-            compiler_error=None if target.compiler is None else try_compiler(target.compiler),
+            compiler_fault=None if target.compiler is None else try_compiler(target.compiler),
             int_mm_fills_one_row=not int_mm or _torch_api.int_mm_fills_one_row(),
             int_mm_exact=not int_mm or _torch_api.int_mm_exact(),
             tiles_refused=target.has("amx_tile") and not _torch_api.has_amx_tiles(),
@@ -204,9 +204,9 @@ def _compiler(target: Target, seen: Environment) -> Iterator[Finding]:
         lost = "Inductor cannot compile, and qfuse's own kernels cannot be built"
         detail = f"none found (CXX, else g++): {lost}"
         yield Finding(Level.BAD, what, detail, fix, Affects.OWN_KERNELS)
-    elif seen.compiler_error is not None:
-        said = f"{target.compiler.path} cannot build an OpenMP library: {seen.compiler_error}"
-        yield Finding(Level.BAD, what, said, fix, Affects.OWN_KERNELS)
+    elif (fault := seen.compiler_fault) is not None:
+        said = f"{target.compiler.path} cannot build an OpenMP library: {fault.what}"
+        yield Finding(Level.BAD, what, said, fault.fix or fix, Affects.OWN_KERNELS)
     else:
         yield Finding(Level.OK, what, f"{target.compiler.path}: {target.compiler.version}")
     if not seen.python_headers:

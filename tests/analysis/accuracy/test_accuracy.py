@@ -374,8 +374,13 @@ def test_a_plot_of_odd_values() -> None:
 
 
 def test_a_data_frame_has_a_row_per_layer() -> None:
-    pytest.importorskip("pandas")
+    pytest.importorskip("pandas", reason="needs pandas")
     model, x = network(2), batch()
     frame = compare(with_bad_layer(model, "2"), model, x, keep=0).to_dataframe()
     assert list(frame["layer"]) == ["2", "0"]
     assert frame["own_sqnr_db"].is_monotonic_increasing
+    # Of float models no layer is there; the columns are.
+    none = compare(model, model, x, keep=0).to_dataframe()
+    assert len(none) == 0
+    assert list(none.columns) == list(frame.columns)
+    assert dict(none.dtypes) == dict(frame.dtypes)

@@ -47,6 +47,13 @@ def test_a_build_that_finishes_no_file_is_not_waited_for(tmp_path: Path) -> None
         assert lock.exists()
 
 
+def test_a_compiler_that_is_killed_is_not_blamed() -> None:
+    with pytest.raises(KernelBuildError, match="was killed, as it is where memory") as error:
+        run_compiler(["sh", "-c", "kill -KILL $$"])
+
+    assert "free memory" in (error.value.fix or "")
+
+
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "build_seconds", lambda: 0.1)
 

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.nn import Module
 
 from qfuse import api
-from qfuse.analysis.accuracy.closeness import Closeness
+from qfuse.analysis.accuracy.closeness import CLOSENESS_NAMES, Closeness
 from qfuse.analysis.accuracy.keep import Batch, KeptInFloat, Trials
 from qfuse.analysis.accuracy.layers import Layer, match_layers
 from qfuse.analysis.accuracy.plot import bars_svg
@@ -29,11 +29,12 @@ from qfuse.ir.graph.stage_graph import CapturedGraph, place_of
 from qfuse.ir.signature.caller import Caller
 from qfuse.ir.signature.run import running_examples
 from qfuse.options import Options
-from qfuse.report.frame import import_pandas
+from qfuse.report.frame import typed_frame
 from qfuse.targets import Target
 
 # Below this cosine, results have nothing in common but chance.
 _UNRELATED = 0.3
+_PARTS = ("own", "total", "compiled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +124,17 @@ class Accuracy:
         Raises:
             OptionsError: pandas is not installed.
         """
-        pandas = import_pandas()
+        columns: dict[str, type] = {"layer": str, "op": str}
+        columns |= {f"{part}_{name}": float for part in _PARTS for name in CLOSENESS_NAMES}
         rows = []
         for layer in self.layers:
             data = layer.to_dict()
             row: dict[str, Any] = {"layer": layer.layer, "op": layer.place.op}
-            for part in ("own", "total", "compiled"):
-                numbers = data[part] or dict.fromkeys(layer.own.to_dict())
+            for part in _PARTS:
+                numbers = data[part] or dict.fromkeys(CLOSENESS_NAMES)
                 row |= {f"{part}_{name}": number for name, number in numbers.items()}
             rows.append(row)
-        return pandas.DataFrame(rows)
+        return typed_frame(rows, columns)
 
     def to_svg(self) -> str:
         """Return a bar per layer, its own and its total SQNR, as an SVG image."""

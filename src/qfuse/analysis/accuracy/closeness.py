@@ -11,6 +11,9 @@ import torch
 EXACT_DB = 100.0
 """From this SQNR on, differences are those of rounding in float32."""
 
+CLOSENESS_NAMES = ("sqnr_db", "cosine", "largest_error")
+"""Names of the numbers of :class:`Closeness` in plain data."""
+
 
 @dataclass(frozen=True, slots=True)
 class Closeness:
@@ -35,12 +38,8 @@ class Closeness:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; numbers that are not finite are ``None``, as JSON has none."""
-        numbers = {
-            "sqnr_db": self.sqnr_db,
-            "cosine": self.cosine,
-            "largest_error": self.largest,
-        }
-        return {name: n if math.isfinite(n) else None for name, n in numbers.items()}
+        numbers = zip(CLOSENESS_NAMES, (self.sqnr_db, self.cosine, self.largest), strict=True)
+        return {name: n if math.isfinite(n) else None for name, n in numbers}
 
 
 class ErrorSums:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
+from qfuse.ir.compiler_limits import limit_behind
 from qfuse.ir.errors import OptionsError, QfuseError
 
 _log = logging.getLogger(__name__)
@@ -89,6 +90,11 @@ def run_compiler(command: list[str]) -> None:
         )  # fmt: skip
     except subprocess.CalledProcessError as error:
         _log.debug("%s\n%s", shlex.join(command), error.stderr)
+        limit = limit_behind(error)
+        if limit is not None:
+            raise KernelBuildError(
+                f"the kernels could not be compiled: {limit.what}", fix=limit.fix
+            ) from error
         lines = [line for line in error.stderr.splitlines() if "error" in line]
         raise KernelBuildError(
             f"the C++ compiler failed: {lines[0] if lines else error}",
