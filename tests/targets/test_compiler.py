@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.support.static_cpp import has_static_libstdcxx
 
 from qfuse.targets.compiler import Compiler, CompilerFault, find_compiler, try_compiler
 
@@ -110,6 +111,20 @@ def test_the_compiler_of_this_machine_builds() -> None:
         pytest.skip("needs a C++ compiler")
 
     assert try_compiler(compiler) is None
+
+
+def test_a_compiler_that_copies_its_standard_library_is_refused(tmp_path: Path) -> None:
+    """Its kernels end the process at the first error that they raise."""
+    compiler = find_compiler()
+    if compiler is None or not has_static_libstdcxx(compiler.path):
+        pytest.skip("needs a C++ compiler with libstdc++.a")
+    static = make(tmp_path, "g++", f'exec {compiler.path} -static-libstdc++ "$@"')
+
+    fault = try_compiler(Compiler(str(static), compiler.version))
+
+    assert fault is not None
+    assert fault.what.startswith("it links a copy of libstdc++")
+    assert "-static-libstdc++" in fault.fix
 
 
 def test_what_a_broken_compiler_says(tools: Path) -> None:

@@ -15,6 +15,8 @@ from qfuse.ir.errors import BackendError
 from qfuse.targets.compiler import Compiler, find_compiler, try_compiler
 from qfuse.targets.storage import write_atomically
 
+# Of what is tried: a result of earlier trials is not taken.
+_TRIALS = "2"
 _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = "#include <immintrin.h>\nint main() { return 0; }\n"
 _INSTALL = "install g++ or clang++ (on Debian and Ubuntu: apt-get install g++), or set CXX to one"
@@ -94,7 +96,7 @@ def _accepts(compiler: Compiler, flags: tuple[str, ...]) -> bool:
 
 
 def _digest(compiler: Compiler, flags: tuple[str, ...]) -> str:
-    facts = (compiler.path, compiler.version, *flags, torch.__version__)
+    facts = (_TRIALS, compiler.path, compiler.version, *flags, torch.__version__)
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 

@@ -33,6 +33,7 @@ import platformdirs
 import torch
 
 from qfuse.ir.compiler_limits import limit_behind
+from qfuse.ir.cpp_library import FIX, own_cpp_library
 from qfuse.ir.errors import CacheError
 from qfuse.ir.files import parse_json
 from qfuse.kernels.compilation.compiler import (
@@ -51,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
 PREBUILT = Path(__file__).with_name("prebuilt")
-_FORMAT = 2  # of the cache entries
+_FORMAT = 3  # of the cache entries
 _OBJECTS = "objects"
 
 # No contraction to fused multiply-add, so that all instruction sets are bit-identical. No -march:
@@ -352,6 +353,10 @@ def _link(library: Path, key: str, compiler: KernelCompiler, objects: Sequence[P
             for path in objects:
                 path.unlink(missing_ok=True)
             raise
+        own = own_cpp_library(new)
+        if own is not None:
+            who = compiler.command[0]
+            raise KernelBuildError(f"the C++ compiler {who} does not work: {own}", fix=FIX)
         entry = BuildEntry(key, compiler.version, _digest(new.read_bytes()))
         described = new.with_suffix(".json")
         described.write_text(json.dumps(asdict(entry)), encoding="utf-8")

@@ -14,17 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qfuse.ir.compiler_limits import limit_behind
+from qfuse.ir.cpp_library import FIX, own_cpp_library
 
 _VERSION_SECONDS = 10
 _TRIAL_SECONDS = 60
 _TRIAL_SOURCE = """\
 #include <omp.h>
+#include <sstream>
 #include <vector>
 extern "C" int trial(int n) {
   std::vector<int> v(n);
   #pragma omp parallel for
   for (int i = 0; i < n; ++i) v[i] = omp_get_thread_num();
-  return v.empty() ? 0 : v.back();
+  std::ostringstream text;
+  for (int i : v) text << i;
+  return static_cast<int>(text.str().size());
 }
 """
 
@@ -101,17 +105,20 @@ class CompilerFault:
 def try_compiler(compiler: Compiler) -> CompilerFault | None:
     """Compile a small OpenMP library; return ``None`` on success, else what was wrong.
 
-    A compiler without its standard library or without OpenMP still answers ``--version``.
+    A compiler without its standard library or without OpenMP still answers ``--version``, and one
+    that links another standard library than torch's makes libraries that end the process.
     """
     with tempfile.TemporaryDirectory(prefix="qfuse-doctor-") as folder:
         source = Path(folder, "trial.cpp")
         source.write_text(_TRIAL_SOURCE, encoding="utf-8")
+        library = source.with_suffix(".so")
         flags = ["-shared", "-fPIC", "-O1", "-fopenmp", "-std=c++17"]
-        command = [compiler.path, *flags, "-o", str(source.with_suffix(".so")), str(source)]
+        command = [compiler.path, *flags, "-o", str(library), str(source)]
         try:
             subprocess.run(
                 command, capture_output=True, text=True, check=True, timeout=_TRIAL_SECONDS
             )
+            own = own_cpp_library(library)
         except subprocess.CalledProcessError as error:
             limit = limit_behind(error)
             if limit is not None:
@@ -122,7 +129,7 @@ def try_compiler(compiler: Compiler) -> CompilerFault | None:
             return CompilerFault(next((line for line in lines if "error" in line), first))
         except (OSError, subprocess.SubprocessError) as error:
             return CompilerFault(str(error))
-    return None
+    return CompilerFault(own, FIX) if own else None
 
 
 def python_headers() -> Path | None:

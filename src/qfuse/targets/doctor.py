@@ -205,7 +205,7 @@ def _compiler(target: Target, seen: Environment) -> Iterator[Finding]:
         detail = f"none found (CXX, else g++): {lost}"
         yield Finding(Level.BAD, what, detail, fix, Affects.OWN_KERNELS)
     elif (fault := seen.compiler_fault) is not None:
-        said = f"{target.compiler.path} cannot build an OpenMP library: {fault.what}"
+        said = f"{target.compiler.path} cannot build a library that works with torch: {fault.what}"
         yield Finding(Level.BAD, what, said, fault.fix or fix, Affects.OWN_KERNELS)
     else:
         yield Finding(Level.OK, what, f"{target.compiler.path}: {target.compiler.version}")
