@@ -85,3 +85,12 @@ def test_the_kernels_are_described(tmp_path: Path) -> None:
     assert data["available"]
     assert data["instruction_sets"]
     assert data["description"]["compiler"]
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_of_a_link_the_file_that_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "link.zip").symlink_to("bundle.zip")
+    result = CliRunner().invoke(main, ["doctor", f"--bundle={tmp_path / 'link.zip'}"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "link.zip").is_symlink()
+    assert zipfile.is_zipfile(tmp_path / "bundle.zip")

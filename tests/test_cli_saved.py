@@ -77,6 +77,17 @@ def test_compile_run_and_verify(tmp_path: Path) -> None:
     assert last == f"{len(names)} path{'s' * (len(names) != 1)}, equal"
 
 
+@pytest.mark.parametrize("option", ["--output", "--save-plan"])
+def test_a_link_to_a_device_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, option: str
+) -> None:
+    (tmp_path / "link").symlink_to("/dev/null")
+    done = run("compile", "no-such-model", option, tmp_path / "link")
+    assert done.exit_code == 2
+    assert "leads to /dev/null, a device" in done.stderr
+    assert "do: name a file in a folder of your own" in done.stderr
+
+
 def test_run_prints_what_the_model_returns(file: Path) -> None:
     done = run("run", file)
     assert done.exit_code == 0, done.output

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qfuse.ir.errors import ModelFileError, OptionsError
-from qfuse.ir.files import check_folder, check_replaceable, parse_json, write_output
+from qfuse.ir.files import check_folder, parse_json, replaceable_file, write_output
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
@@ -35,13 +35,50 @@ def test_what_the_system_refuses(tmp_path: Path) -> None:
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").touch()
-    for name in ("pipe", "/dev/null"):
-        with pytest.raises(ModelFileError, match="it is a device or a pipe"):
-            check_replaceable(tmp_path / name, ModelFileError)
+    for name in ("pipe", "/dev/null", "/dev/new", "/dev/stdout", "/proc/self/fd/1", "/proc/new"):
+        with pytest.raises(ModelFileError, match="it is a device, a pipe or") as error:
+            replaceable_file(tmp_path / name, ModelFileError)
+        assert error.value.where == str(tmp_path / name)
     with pytest.raises(OptionsError, match="there is no folder"):
-        check_replaceable(tmp_path / "no" / "file")
+        replaceable_file(tmp_path / "no" / "file")
     for name in ("file", "new", "x" * 300):
-        check_replaceable(tmp_path / name)
+        assert replaceable_file(tmp_path / name) == tmp_path / name
+    # Where processes share files.
+    assert replaceable_file("/dev/shm/new") == Path("/dev/shm/new")
+
+
+def test_a_link_leads_to_the_file_that_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").touch()
+    (tmp_path / "folder").symlink_to("real")
+    leads = {"file": "folder/file", "dangling": "real/new", "twice": "file"}
+    for name, to in leads.items():
+        (tmp_path / name).symlink_to(to)
+    assert replaceable_file(tmp_path / "file") == tmp_path / "real" / "file"
+    assert replaceable_file(tmp_path / "twice") == tmp_path / "real" / "file"
+    assert replaceable_file(tmp_path / "dangling") == tmp_path / "real" / "new"
+    assert replaceable_file(tmp_path / "folder" / "x") == tmp_path / "real" / "x"
+    write_output(tmp_path / "dangling", "text")
+    assert (tmp_path / "real" / "new").read_text() == "text"
+
+
+def test_a_link_to_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    # The last one leads to a regular file, if that is the standard output.
+    for number, to in enumerate((f"{tmp_path}/pipe", "/dev/null", "/dev/new", "/dev/stdout")):
+        link = tmp_path / f"link{number}"
+        link.symlink_to(to)
+        with pytest.raises(OptionsError, match=f"leads to {to}, a device, a pipe or") as error:
+            replaceable_file(link)
+        assert "folder of your own" in str(error.value.fix)
+    for name, target in (("lost", "no/such"), ("circle", "circle"), ("dir", ".")):
+        (tmp_path / name).symlink_to(target)
+    with pytest.raises(OptionsError, match="there is no folder"):
+        replaceable_file(tmp_path / "lost")
+    with pytest.raises(OptionsError, match="in a circle"):
+        replaceable_file(tmp_path / "circle")
+    with pytest.raises(OptionsError, match="it is a folder"):
+        replaceable_file(tmp_path / "dir")
 
 
 def test_json_that_is_nested_too_deeply_is_malformed() -> None:

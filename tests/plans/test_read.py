@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from qfuse.cost import CostProfile
 from qfuse.ir.errors import PlanError
 from qfuse.plans import read_plan
-from qfuse.plans.data import FORMAT, VERSION
+from qfuse.plans.data import FORMAT, VERSION, PlanData
+from qfuse.targets import Target
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format":' * 100_000])
@@ -31,3 +33,11 @@ def test_a_mapping_that_is_nested_too_deeply_is_not_a_plan() -> None:
     plan = {"format": FORMAT, "version": VERSION, "options": options, **empty}
     with pytest.raises(PlanError, match="nested too deeply"):
         read_plan({**plan, "target": deep})
+
+
+def test_of_a_link_the_file_that_it_leads_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "link.json").symlink_to("plan.json")
+    plan = PlanData({}, Target.for_testing(), CostProfile.pinned())
+    plan.save(tmp_path / "link.json")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "plan.json").read_text() == plan.to_json()

@@ -230,6 +230,20 @@ def test_a_folder_that_takes_no_files_is_not_a_full_disk() -> None:
     assert "full" not in str(error.value)
 
 
+def test_of_a_link_the_file_that_it_leads_to_is_written(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link, dangling = tmp_path / "link", tmp_path / "dangling"
+    link.symlink_to(file)
+    dangling.symlink_to("there/new.qfuse")
+    for path in (link, dangling):
+        write_file(path, {"qfuse": "2"}, MEMBERS)
+        assert path.is_symlink()
+        assert open_file(path).manifest == {"format": 1, "qfuse": "2"}
+    assert open_file(file).manifest == {"format": 1, "qfuse": "2"}
+    assert left(tmp_path / "there") == ["new.qfuse"]
+    assert left(tmp_path) == ["dangling", "link", file.name, "there"]
+
+
 @pytest.mark.parametrize("where", ["no/such/folder/m.qfuse", "."])
 def test_a_path_that_cannot_be_written(tmp_path: Path, where: str) -> None:
     with pytest.raises(ModelFileError, match="cannot be written") as error:

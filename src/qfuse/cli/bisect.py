@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 import qfuse
-from qfuse.cli.options import check_writable
+from qfuse.cli.options import check_replaceable
 from qfuse.cli.request import model_options, read_request, ready_model
 from qfuse.ir.errors import OptionsError
 from qfuse.options import Check
@@ -49,7 +49,7 @@ def bisect_command(
             "give a tolerance or a predicate, which say what a difference is",
             fix="as in --atol 1e-3, --rtol 1e-3, or --predicate module:function",
         )
-    check_writable(save_plan, "--save-plan")
+    check_replaceable(save_plan, "--save-plan")
     differs = None if predicate is None else _function(predicate)
     request = read_request(given, Check.PIPELINE.value)
     with ready_model(request) as ready:

@@ -22,7 +22,7 @@ from qfuse.cases import REPRO_VARIABLE
 from qfuse.cost import profile_path
 from qfuse.extensions import list_extensions
 from qfuse.ir.errors import OptionsError
-from qfuse.ir.files import check_replaceable, parse_json
+from qfuse.ir.files import parse_json, replaceable_file
 from qfuse.plans import package_versions
 from qfuse.targets import Target, cache_directory, diagnose
 
@@ -94,9 +94,9 @@ def write_bundle(file: Path, report: Path | None) -> list[tuple[str, str]]:
 
 def _write(file: Path, parts: Mapping[str, tuple[str, object]]) -> None:
     home = str(Path.home())
-    check_replaceable(file)
+    place = replaceable_file(file)
     try:
-        handle, draft = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+        handle, draft = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
     except OSError as error:
         raise OptionsError(f"--bundle {file} cannot be written: {error.strerror}") from error
     try:
@@ -109,7 +109,7 @@ def _write(file: Path, parts: Mapping[str, tuple[str, object]]) -> None:
                 # A root folder as home would replace every slash.
                 hidden = text.replace(home, "~") if len(home) > 1 else text
                 made.writestr(name, hidden + "\n")
-        Path(draft).replace(file)
+        Path(draft).replace(place)
     except BaseException:
         # Also on KeyboardInterrupt: no half-written file stays behind.
         Path(draft).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from qfuse.cli.console import ERR, OUT
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.latency import measure_latency
 from qfuse.cli.machine import build_kernels_command, doctor_command
-from qfuse.cli.options import check_writable
+from qfuse.cli.options import check_replaceable
 from qfuse.cli.pages import PageRequest, measuring_options, page_options
 from qfuse.cli.plans import plan_options
 from qfuse.cli.plugins import plugin_command, plugin_names
@@ -102,8 +102,8 @@ def compile_command(
     **given: Any,
 ) -> None:
     """MODEL is a zoo name, module:factory, file.py:factory, or a .pt2 file."""
-    check_writable(output, "--output")
-    check_writable(given["save_plan"], "--save-plan")
+    check_replaceable(output, "--output")
+    check_replaceable(given["save_plan"], "--save-plan")
     request = read_request(given, check)
     pages = PageRequest.of(report_html, trace, show=show_profile)
     with _reported(request, pages), ready_model(request) as ready:

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import click
 
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.files import replaceable_file
 
 # Of fields whose default is `None`, which does not tell the type.
 _NONE_OR = {
@@ -85,3 +86,10 @@ def check_writable(target: str | Path | None, option: str) -> None:
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"
         raise OptionsError(f"{option} {target} {what}", fix="give the path of a file")
+
+
+def check_replaceable(target: str | Path | None, option: str) -> None:
+    """Refuse a file that cannot be replaced, before the compilation starts."""
+    check_writable(target, option)
+    if target is not None:
+        replaceable_file(target)

@@ -9,6 +9,10 @@ from typing import Any
 
 from qfuse.ir.errors import OptionsError, QfuseError
 
+_MOST_LINKS = 40
+"""As many as Linux follows."""
+
+_NAME_FILE = "name a file in a folder of your own"
 _FIX = "make the folder first, or give a path in one that exists"
 
 
@@ -31,24 +35,46 @@ def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> Non
         raise kind(f"it cannot be written: there is no folder {folder}", where=str(file), fix=_FIX)
 
 
-def check_replaceable(path: str | Path, kind: type[QfuseError] = OptionsError) -> None:
-    """Refuse a path that :func:`check_folder` refuses, or that is a device or a pipe.
+def replaceable_file(path: str | Path, kind: type[QfuseError] = OptionsError) -> Path:
+    """Return the file that is to be replaced for a write to ``path``: links are followed.
 
-    For files that are written beside their place and moved there: root would replace a device.
+    For files that are written beside their place and moved there: a move onto a link replaces the
+    link, and root would replace a device.
 
     Args:
         path: The file to write.
         kind: The class of the error.
 
     Raises:
-        QfuseError: Of the class ``kind``.
+        QfuseError: Of the class ``kind``: :func:`check_folder` refuses the file, or it is a device
+            or a pipe, or a link leads to one.
     """
     check_folder(path, kind)
-    # Not those of `Path`, which raise if the name is too long.
-    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
-        raise kind(
-            "it cannot be written: it is a device or a pipe", where=str(path), fix="name a file"
-        )
+    file = Path(path)
+    for links in range(_MOST_LINKS):
+        # Step by step: a link to /dev/stdout is refused, wherever that leads in turn.
+        file = Path(os.path.realpath(file.parent)) / file.name
+        # Not those of `Path`, which raise if the name is too long.
+        link = os.path.islink(file)  # noqa: PTH114
+        regular = link or not os.path.exists(file) or os.path.isfile(file)  # noqa: PTH110, PTH113
+        if _is_of_system(file) or not regular:
+            it = f"it leads to {file}," if links else "it is"
+            raise kind(
+                f"it cannot be written: {it} a device, a pipe or a file of the system",
+                where=str(path),
+                fix=_NAME_FILE,
+            )
+        if not link:
+            check_folder(file, kind)
+            return file
+        file = file.parent / file.readlink()
+    raise kind("it cannot be written: its links lead in a circle", where=str(path), fix=_NAME_FILE)
+
+
+def _is_of_system(file: Path) -> bool:
+    # /dev/shm is a file system in memory, for anyone's files.
+    in_memory = file.is_relative_to("/dev/shm")
+    return file.is_relative_to("/proc") or (file.is_relative_to("/dev") and not in_memory)
 
 
 def write_output(path: str | Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from qfuse.cost import CostProfile
 from qfuse.ir.errors import CompiledModelError
-from qfuse.ir.files import check_replaceable, unwritable
+from qfuse.ir.files import replaceable_file, unwritable
 from qfuse.targets import Target, write_atomically
 
 FORMAT = "qfuse-plan"
@@ -127,12 +127,14 @@ class PlanData:
     def save(self, path: str | Path) -> None:
         """Write the plan to a file, which holds the old or the new text at any time.
 
+        Of a link, it is the file that it leads to.
+
         Raises:
             OptionsError: The file cannot be written.
         """
-        check_replaceable(path)
+        file = replaceable_file(path)
         try:
-            write_atomically(Path(path), self.to_json())
+            write_atomically(file, self.to_json())
         except OSError as error:
             raise unwritable(error, path) from error
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from qfuse.ir.errors import ModelFileError
-from qfuse.ir.files import check_replaceable
+from qfuse.ir.files import replaceable_file
 from qfuse.saving.tensors import Block
 
 FORMAT = 1
@@ -103,7 +103,7 @@ def write_file(path: Path, manifest: Mapping[str, Any], members: Mapping[str, Ch
     """Write a file in one piece: at any time there is the old one, or the whole new one.
 
     Args:
-        path: The file; an existing one is replaced.
+        path: The file; an existing one is replaced. Of a link, it is the one that it leads to.
         manifest: Facts as JSON.
         members: The content of each member, which is read twice.
 
@@ -111,20 +111,20 @@ def write_file(path: Path, manifest: Mapping[str, Any], members: Mapping[str, Ch
         ModelFileError: It cannot be written. Nothing is left of it.
     """
     head, size = _head(manifest, members)
-    check_replaceable(path, ModelFileError)
+    place = replaceable_file(path, ModelFileError)
     try:
-        _remove_stale(path)
-        _check_space(path, size)
+        _remove_stale(place)
+        _check_space(place, size)
         # Beside the target, since a rename is atomic within one file system only.
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}.tmp")
         try:
             with _create(temporary) as file:
                 for chunk in _layout(head, members):
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-                temporary.replace(path)
-            _sync_folder(path.parent)
+                temporary.replace(place)
+            _sync_folder(place.parent)
         except BaseException:
             # Also on KeyboardInterrupt: no half-written file stays behind.
             temporary.unlink(missing_ok=True)
