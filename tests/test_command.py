@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from qfuse.ir.errors import QfuseError, StrictError
 from qfuse.plans import PlanData, Site
 from qfuse.report import Report
 from qfuse.targets import Target
-from qfuse_command import COMMANDS, ERROR, NO, overview
+from qfuse_command import COMMANDS, ERROR, NO, UNREAD, overview
 
 
 def answer(*arguments: str, code: int = 0) -> str:
@@ -117,3 +118,37 @@ def test_only_an_answer_exits_with_1(raised: BaseException, code: int, said: str
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert ("Traceback" in done.stderr) == (type(raised) is ZeroDivisionError)
+
+
+PRINTS = {
+    "click": "click.echo('x')",
+    "rich": "from qfuse.cli.console import OUT; OUT.print('x')",
+}
+
+
+@pytest.mark.parametrize("prints", PRINTS.values(), ids=PRINTS)
+def test_output_that_nobody_reads_is_not_an_answer(prints: str) -> None:
+    script = (
+        "import sys, click\n"
+        "from qfuse.cli import main\n"
+        f"def run():\n    {prints}\n"
+        "main.add_command(click.Command('printing', callback=run))\n"
+        "sys.argv = ['qfuse', 'printing']\n"
+    )
+    assert unread(script) == UNREAD
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["diff", "-h"]])
+def test_help_that_nobody_reads_is_not_an_answer(arguments: list[str]) -> None:
+    assert unread(f"import sys\nsys.argv = ['qfuse', *{arguments!r}]\n") == UNREAD
+
+
+def unread(script: str) -> int:
+    """The exit status of the command line if no process reads what it prints."""
+    read, write = os.pipe()
+    os.close(read)
+    script += "from qfuse_command import console_main\nconsole_main()\n"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, stdout=write, stderr=write, check=False)
+    os.close(write)
+    return done.returncode

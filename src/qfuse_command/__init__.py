@@ -7,15 +7,25 @@ own: the version, the list of commands, ``diff`` and ``plan``. :mod:`qfuse.cli` 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-__all__ = ["APART", "COMMANDS", "ERROR", "NO", "console_main", "listed_command", "overview"]
+__all__ = [
+    "APART",
+    "COMMANDS",
+    "ERROR",
+    "NO",
+    "UNREAD",
+    "console_main",
+    "listed_command",
+    "overview",
+]
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -55,14 +65,31 @@ NO = 1
 ERROR = 2
 """Exit status of a command that has no answer; click's own for a wrong option."""
 
+UNREAD = 141
+"""Exit status of a command whose output nobody reads: as a shell has it for SIGPIPE."""
+
 without_torch = False
 """Whether the process compares files: ``import qfuse`` has the names then that need no torch."""
 
 
 def console_main() -> None:
     """Run the command line with the arguments of the process."""
-    global without_torch  # noqa: PLW0603 - a fact of the process
     sys.excepthook = _crashed
+    before = sys.stdout
+    try:
+        _run()
+    except BrokenPipeError:
+        _exit_unread()
+    except SystemExit as end:
+        # With 1, which is an answer of ours: rich while it handles the error, and click after it,
+        # when it has put another stream in place.
+        if isinstance(end.__context__, BrokenPipeError) or sys.stdout is not before:
+            _exit_unread()
+        raise
+
+
+def _run() -> None:
+    global without_torch  # noqa: PLW0603 - a fact of the process
     match sys.argv[1:]:
         case ["--version"] if (installed := _installed_version()) is not None:
             click.echo(f"qfuse, version {installed}")
@@ -116,6 +143,15 @@ def _crashed(kind: type[BaseException], error: BaseException, trace: TracebackTy
     """Print a traceback, and exit as after an error: Python's own status is an answer of ours."""
     sys.__excepthook__(kind, error, trace)
     sys.exit(ERROR)
+
+
+def _exit_unread() -> NoReturn:
+    """Exit; what is still buffered goes nowhere: Python flushes it, and would fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            os.dup2(nowhere, stream.fileno())
+    sys.exit(UNREAD)
 
 
 def _installed_version() -> str | None:
