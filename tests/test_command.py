@@ -143,6 +143,27 @@ def test_help_that_nobody_reads_is_not_an_answer(arguments: list[str]) -> None:
     assert unread(f"import sys\nsys.argv = ['qfuse', *{arguments!r}]\n") == UNREAD
 
 
+def test_letters_that_the_output_cannot_express_are_escaped() -> None:
+    script = (
+        "import sys, click\n"
+        "from qfuse.cli import main\n"
+        "from qfuse.cli.console import ERR, OUT\n"
+        "def run(): OUT.print('m\\xf6d.py'); ERR.print('m\\xf6d.py'); print('\\udcff')\n"
+        "main.add_command(click.Command('printing', callback=run))\n"
+        "sys.argv = ['qfuse', 'printing']\n"
+        "from qfuse_command import console_main\n"
+        "console_main()\n"
+    )
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, check=False, env=ascii_only,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "m\\xf6d.py\n\\udcff\n"
+    assert done.stderr == "m\\xf6d.py\n"
+
+
 def unread(script: str) -> int:
     """The exit status of the command line if no process reads what it prints."""
     read, write = os.pipe()

@@ -7,6 +7,7 @@ own: the version, the list of commands, ``diff`` and ``plan``. :mod:`qfuse.cli` 
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -75,6 +76,10 @@ without_torch = False
 def console_main() -> None:
     """Run the command line with the arguments of the process."""
     sys.excepthook = _crashed
+    for stream in (sys.stdout, sys.stderr):
+        # Names of files and modules may have letters that a terminal or a log cannot express.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     before = sys.stdout
     try:
         _run()
