@@ -1,4 +1,4 @@
-"""Plans that are nested too deeply for Python to read."""
+"""Plans that cannot be read: nested too deeply, or with contradictions."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ def test_of_a_link_the_file_that_it_leads_to_is_written(tmp_path: Path) -> None:
     plan.save(tmp_path / "link.json")
     assert (tmp_path / "link.json").is_symlink()
     assert (tmp_path / "plan.json").read_text() == plan.to_json()
+
+
+def written(**rows: Any) -> dict[str, Any]:
+    """A plan with rows of the user's."""
+    return PlanData({}, Target.for_testing(), CostProfile.pinned()).to_dict() | rows
+
+
+@pytest.mark.parametrize("times", [-1, 0])
+def test_a_site_happens_once_or_more(times: int) -> None:
+    site = {"site": "optimize/a@x", "on": True, "times": times}
+    with pytest.raises(PlanError, match=f"'times' is {times}, and a rewrite") as error:
+        read_plan(written(sites=[site]))
+    assert "sites[0]" in str(error.value.where)
+    assert read_plan(written(sites=[site | {"times": 1}])).sites[0].times == 1
+
+
+def test_an_op_is_listed_once() -> None:
+    rows = [{"op": "linear", "kernel": name} for name in ("qfuse.linear_w8a8", "float")]
+    with pytest.raises(PlanError, match="the op linear is listed twice") as error:
+        read_plan(written(kernels=rows))
+    assert "remove one of the lines" in str(error.value.fix)
+    assert len(read_plan(written(kernels=rows[:1])).kernels) == 1

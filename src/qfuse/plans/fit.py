@@ -124,11 +124,15 @@ def check_forced(edits: Edits, done: PlanData, log: EventLog) -> None:
 
 def _differs(site: Site, known: Mapping[str, Site]) -> bool:
     there = known.get(site.site)
-    return there is None or not there.on or bool(site.op and there.op != site.op)
+    if there is None or not there.on or there.times < site.times:
+        return True
+    return bool(site.op and there.op != site.op)
 
 
 def _why(site: Site, known: Mapping[str, Site], log: EventLog) -> str:
     there = known.get(site.site)
+    if there is not None and there.on and there.times < site.times:
+        return f"it happens {_times(there)} here, and {_times(site)} in the plan"
     if there is not None and there.on:
         return f"the node is now {there.op}, and was {site.op}"
     if there is not None:
@@ -145,12 +149,18 @@ def _why(site: Site, known: Mapping[str, Site], log: EventLog) -> str:
 
 
 def _added(plan: PlanData, found: PlanData) -> list[str]:
-    listed = {site.site for site in plan.sites}
+    listed = {site.site: site for site in plan.sites}
     more = [site.site for site in found.sites if site.on and site.site not in listed]
-    if not more:
-        return []
-    text = f"{_count(len(more), 'rewrite')} not in the plan {_was(more)} applied"
-    return [f"{text}: {more[0]}{_others(more)}"]
+    notes = []
+    if more:
+        text = f"{_count(len(more), 'rewrite')} not in the plan {_was(more)} applied"
+        notes.append(f"{text}: {more[0]}{_others(more)}")
+    for site in found.sites:
+        planned = listed.get(site.site)
+        if site.on and planned is not None and planned.times < site.times:
+            often = f"{_times(site)}, and {_times(planned)} in the plan"
+            notes.append(f"the rewrite {site.site} happens {often}")
+    return notes
 
 
 def _others(names: list[str]) -> str:
@@ -163,6 +173,10 @@ def _others(names: list[str]) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _times(site: Site) -> str:
+    return "once" if site.times == 1 else f"{site.times} times"
 
 
 def _is(things: Sequence[object]) -> str:

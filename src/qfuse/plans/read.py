@@ -113,6 +113,12 @@ def _sites(rows: object, where: str) -> list[Site]:
         row = _row(given, _SITE, ("site", "on"), at)
         if "/" not in row["site"]:
             raise PlanError(f"site {row['site']!r} is not stage/rule@node", where=at)
+        if row.get("times", 1) < 1:
+            raise PlanError(
+                f"'times' is {row['times']}, and a rewrite of a plan happens once or more",
+                where=at,
+                fix='set "on": false to switch the site off',
+            )
         row.pop("note", None)
         made.append(Site(**row))
     _unique([site.site for site in made], "site", where)
@@ -125,13 +131,16 @@ def _kernels(rows: object, where: str) -> list[KernelChoice]:
         row = _row(given, _KERNEL, ("op", "kernel"), f"{where}: kernels[{index}]")
         row.pop("note", None)
         made.append(KernelChoice(**row))
+    _unique([choice.op for choice in made], "op", where)
     return made
 
 
 def _unique(names: list[str], what: str, where: str) -> None:
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise PlanError(f"the {what} {twice} is listed twice", where=where)
+        raise PlanError(
+            f"the {what} {twice} is listed twice", where=where, fix="remove one of the lines"
+        )
 
 
 def _rows(rows: object, where: str) -> list[Any]:
