@@ -161,3 +161,15 @@ def test_a_file_that_cannot_be_written_is_refused_first(
 
     assert result.exit_code != 0
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--html", "--trace", "--output", "--save-plan"])
+def test_only_json_is_written_to_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("compile", MODEL, f"{option}=-")
+    assert result.exit_code == 2
+    assert f"{option} cannot write to standard output" in result.stderr
+    assert "only --json can" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -8,11 +8,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import qfuse
 from qfuse.cli import main, plugins
+from qfuse.cli.saved import bench_saved_command
 from qfuse.cost import CostProfile
 from qfuse.ir.errors import QfuseError, StrictError
 from qfuse.plans import PlanData, Site
@@ -173,3 +175,17 @@ def unread(script: str) -> int:
     done = subprocess.run(command, stdout=write, stderr=write, check=False)
     os.close(write)
     return done.returncode
+
+
+def test_a_factor_is_a_number() -> None:
+    result = CliRunner().invoke(main, ["diff", "a.json", "b.json", "--factor", "nan"])
+    assert result.exit_code == ERROR
+    assert "Invalid value for '--factor': nan is not a number" in result.output
+
+
+def test_both_commands_say_how_many_threads_there_may_be() -> None:
+    for command in ("compile", "bench"):
+        found = main.commands[command] if command == "compile" else bench_saved_command
+        (option,) = [one for one in found.params if one.name == "threads"]
+        assert isinstance(option, click.Option)
+        assert "1 or more; by default torch's" in str(option.help)

@@ -15,6 +15,8 @@ from torch.nn import Module
 
 from qfuse.backends import CompiledModule
 from qfuse.capture.give_up import checked_source
+from qfuse.ir.errors import ModelFileError
+from qfuse.ir.files import path_of
 from qfuse.ir.graph.stage_graph import CapturedGraph
 from qfuse.ir.out_of_memory import out_of_memory_errors
 from qfuse.ir.signature.caller import Caller
@@ -164,7 +166,7 @@ def load(
         BackendError: The code cannot be loaded.
     """
     threads = checked_threads(threads)
-    return CompiledModel.restored(read_model(Path(path), verify=verify), threads)
+    return CompiledModel.restored(read_model(path_of(path, ModelFileError), verify=verify), threads)
 
 
 def explain(  # noqa: PLR0913 - one keyword per option

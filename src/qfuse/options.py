@@ -94,7 +94,8 @@ class Options:
         default=(), metadata={"help": "a rewrite to disable, such as merge-linears"}
     )
     threads: int | None = field(
-        default=None, metadata={"help": "threads of a call of the compiled model"}
+        default=None,
+        metadata={"help": "threads of a call of the compiled model, 1 or more; by default torch's"},
     )
     prefer: Prefer = field(
         default=Prefer.SPEED,

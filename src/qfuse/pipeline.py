@@ -217,7 +217,12 @@ class Pipeline:
     def budget(self, *more: str, fuel: int | None = None) -> RewriteBudget:
         """Return a budget without what options and a plan switched off, and without ``more``."""
         banned = self._requested | self.banned | set(more)
-        return RewriteBudget(0 if EVERY_REWRITE in banned else fuel, banned)
+        return RewriteBudget(
+            0 if EVERY_REWRITE in banned else fuel,
+            banned,
+            by_options=self._requested,
+            by_plan=self.banned,
+        )
 
     def rewrite(
         self,

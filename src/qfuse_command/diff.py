@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -27,6 +28,9 @@ from qfuse_command import ERROR, NO, listed_command
 @click.option("--json", "as_json", is_flag=True, help="print the difference as JSON")
 def diff_command(before: Path, after: Path, factor: float, as_json: bool) -> None:
     """The exit code is 1 if it is worse, 0 if it is not, and 2 if a report cannot be read."""
+    if math.isnan(factor):
+        # A range of click has it.
+        raise click.BadParameter("nan is not a number to compare with", param_hint="'--factor'")
     try:
         found = diff_reports(_read(before), _read(after), factor)
     except OptionsError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import qfuse
 from qfuse.ir.errors import ModelFileError, OptionsError
-from qfuse.ir.files import check_folder, parse_json, replaceable_file, write_output
+from qfuse.ir.files import check_folder, parse_json, path_of, replaceable_file, write_output
 
 
 def test_a_missing_folder_is_named_and_not_made(tmp_path: Path) -> None:
@@ -85,3 +87,15 @@ def test_json_that_is_nested_too_deeply_is_malformed() -> None:
     assert parse_json('{"a": [1]}') == {"a": [1]}
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 100_000)
+
+
+@pytest.mark.parametrize(("given", "kind"), [(5, "an int"), (b"a", "a bytes"), (None, "None")])
+def test_a_path_is_text_or_a_path(given: Any, kind: str) -> None:
+    for of in (lambda: path_of(given, ModelFileError), lambda: qfuse.load(given)):
+        with pytest.raises(
+            ModelFileError, match=f"is a str or a pathlib.Path, not {kind}"
+        ) as error:
+            of()
+        assert "model.qfuse" in str(error.value.fix)
+    with pytest.raises(OptionsError, match=f"not {kind}"):
+        write_output(given, "text")

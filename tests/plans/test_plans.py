@@ -17,7 +17,7 @@ from torch import nn
 
 import qfuse
 from qfuse.ir.errors import OptionsError, PlanError
-from qfuse.ir.events import RolledBack
+from qfuse.ir.events import Missed, RolledBack
 from qfuse.ir.signature._tree_api import tree_leaves
 from qfuse.plans import read_plan
 from qfuse.targets import Target
@@ -224,6 +224,13 @@ def test_a_site_that_never_was_is_an_error(plain: qfuse.CompiledModel) -> None:
     data["sites"].append({"site": "optimize/merge-linears@linear_99", "on": False})
     with pytest.raises(PlanError, match=r"1 site of the plan is not part.*merge-linears@linear_99"):
         compiled(data)
+
+
+def test_a_site_that_is_off_says_so(plain: qfuse.CompiledModel) -> None:
+    data = data_of(plain)
+    site_of(data, "fuse-linear")["on"] = False
+    missed = compiled(data).plan.lowered.log.of(Missed)
+    assert "it is off in the plan" in {miss.reason for miss in missed}
 
 
 def test_sites_that_a_plan_does_not_list_are_applied_and_noted(plain: qfuse.CompiledModel) -> None:

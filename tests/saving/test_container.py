@@ -274,3 +274,10 @@ def test_other_files_are_told_apart(tmp_path: Path) -> None:
     assert not is_model_file(tmp_path / "a.pt2")
     assert not is_model_file(tmp_path / "missing")
     assert not is_model_file(tmp_path)
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelFileError, match="it is a pipe or a device") as error:
+        open_file(tmp_path / "pipe")
+    assert error.value.fix == "write it to a file first"

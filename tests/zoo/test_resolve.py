@@ -117,6 +117,7 @@ def test_a_file_with_operators_of_torchao_needs_no_import_by_the_user(tmp_path: 
     ("spec", "sizes", "words"),
     [
         ("lama", {}, "'lama' is not a model"),
+        (".", {}, "'.' is a folder, not a model"),
         ("", {}, "give a name of the zoo, module:factory, file.py:factory, or the path"),
         (":factory", {}, "is incomplete"),
         ("module:", {}, "is incomplete"),

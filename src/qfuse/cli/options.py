@@ -82,6 +82,11 @@ def check_writable(target: str | Path | None, option: str) -> None:
     """Refuse a file that cannot be written, before the compilation starts."""
     if target is None or (target, option) == ("-", "--json"):
         return
+    if str(target) == "-":
+        raise OptionsError(
+            f"{option} cannot write to standard output, for which - stands: only --json can",
+            fix="give the path of a file",
+        )
     path = Path(str(target))
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "lies in a folder that does not exist"

@@ -76,7 +76,13 @@ def verify_command(file: Path, inputs: Path | None, as_json: bool) -> None:
 
 @click.command("bench")
 @_file_options
-@click.option("--threads", type=click.IntRange(min=0), default=0, help="0 takes torch's default")
+@click.option(
+    "--threads",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    help="threads of a call, 1 or more; by default torch's, as with 0",
+)
 def bench_saved_command(file: Path, inputs: Path | None, threads: int) -> None:
     """Measure the latency of a saved model."""
     bench_saved(file, inputs, threads=threads)

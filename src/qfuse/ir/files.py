@@ -7,13 +7,30 @@ import os
 from pathlib import Path
 from typing import Any
 
-from qfuse.ir.errors import OptionsError, QfuseError
+from qfuse.ir.errors import ModelFileError, OptionsError, QfuseError
+from qfuse.ir.words import a_kind
 
 _MOST_LINKS = 40
 """As many as Linux follows."""
 
 _NAME_FILE = "name a file in a folder of your own"
 _FIX = "make the folder first, or give a path in one that exists"
+
+
+def path_of(given: object, kind: type[QfuseError] = OptionsError) -> Path:
+    """Return the path that a user gave.
+
+    Raises:
+        QfuseError: Of the class ``kind``: it is not a path.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        path = os.fspath(given)
+        if isinstance(path, str):
+            return Path(path)
+    raise kind(
+        f"the path of a file is a str or a pathlib.Path, not {a_kind(given)}",
+        fix='give its name, as in "model.qfuse"' if kind is ModelFileError else "give its name",
+    )
 
 
 def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> None:
@@ -26,7 +43,7 @@ def check_folder(path: str | Path, kind: type[QfuseError] = OptionsError) -> Non
     Raises:
         QfuseError: Of the class ``kind``.
     """
-    file = Path(path)
+    file = path_of(path, kind)
     folder = file.absolute().parent
     # Not `is_dir` of the path: it raises if the name is too long, which the write tells.
     if os.path.isdir(file):  # noqa: PTH112

@@ -150,7 +150,7 @@ class _Run:
             self._failed[rule.name, node] = self._misses[rule.name, node] = miss
         # Out of fuel is no reason for the report: it happens only while bisecting.
         elif done.banned:
-            reason = "it is switched off, or changed values here and was rolled back"
+            reason = self._context.budget.why_banned(self._context.key(rule.name, node))
             self._misses[rule.name, node] = Miss(MissCode.BANNED, node, reason)
         return False
 

@@ -23,6 +23,7 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -146,6 +147,14 @@ def open_file(path: Path) -> Container:
         ModelFileError: There is no such file, or it is not one of this format.
     """
     try:
+        # Before it is opened, which would wait for the other end of a pipe.
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ModelFileError(
+                "it is a pipe or a device, and a model is mapped into memory from its file",
+                where=str(path),
+                fix="write it to a file first",
+            )
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             # Writes go to private copies of pages: a model may write its own buffers.

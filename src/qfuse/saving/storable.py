@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from qfuse.backends import CompiledModule
+from qfuse.ir.errors import ModelFileError
+from qfuse.ir.files import path_of
 from qfuse.ir.signature.caller import Caller
 from qfuse.pipeline import Plan
 from qfuse.report import Report
@@ -84,7 +85,7 @@ class StorableModule(CompiledModule):
         if args or kwargs:
             caller = Caller(self.signature)
             examples = tuple(caller.check(caller.bind(args, kwargs or {})))
-        save_model(Path(path), self._saved(examples))
+        save_model(path_of(path, ModelFileError), self._saved(examples))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the bytes of the file that :meth:`save` writes, and the number of threads."""

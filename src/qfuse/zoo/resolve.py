@@ -70,8 +70,9 @@ def load_model(spec: str, sizes: Mapping[str, object] | None = None) -> Loaded:
             f"{spec!r} does not say which function of the file makes the model",
             fix=f"write {spec}:function, which will {_RETURNS}",
         )
+    what = "a folder, not a model" if Path(spec).is_dir() else "not a model"
     raise OptionsError(
-        f"{spec!r} is not a model",
+        f"{spec!r} is {what}",
         fix=f"give {_FORMS}; the zoo has {', '.join(zoo.names())}",
     )
 
