@@ -53,6 +53,7 @@ from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
+from qfuse.lower.product_size import Int8Kernels
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
@@ -116,7 +117,9 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
-        log_estimates(self._context.program, self._context.cost, self._context.stage)
+        context = self._context
+        int8 = Int8Kernels.of(context.kernels, context.target)
+        log_estimates(context.program, context.cost, int8, context.stage)
         for node in self._graph.nodes:
             log_unfused(node, self._log, self._context.stage)
         # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
