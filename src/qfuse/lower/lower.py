@@ -214,6 +214,7 @@ class _Lowering:
             return False
         losers = (*choice.losers(problem), *self._context.select(problem).losers)
         event = in_float(self._context.stage, problem, choice, losers)
+        event = replace(event, measured_float=self._context.measured_float(problem))
         return self._use_floats(problem, choice, event)
 
     def _use_floats(self, problem: ProductProblem, choice: FloatChoice, event: Lowered) -> bool:
@@ -288,6 +289,7 @@ class _Lowering:
         if isinstance(problem, ProductProblem) and problem.place in self._floats.lost:
             losers = (*losers, Loser(KernelProgress(FLOAT), self._floats.lost[problem.place]))
         event = on_kernel(self._context.stage, problem, offer, losers)
+        event = replace(event, measured_float=self._context.measured_float(problem))
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,
