@@ -187,6 +187,24 @@ def test_products_of_float_activations_are_told_apart() -> None:
     ]
 
 
+def measured(name: str, in_float: float | None) -> list[Event]:
+    size, lowered = kernel(name)
+    assert isinstance(lowered, Lowered)
+    return [size, replace(lowered, measured=True, measured_float=in_float)]
+
+
+def test_measured_times_are_not_compared_with_predicted_ones() -> None:
+    def times(*events: Event) -> str:
+        return str(Report(events, FACTS).work).partition("quantized; ")[2]
+
+    assert times(*kernel("a")) == "predicted 2.0 us, 100 us if in float"
+    assert times(*measured("a", 7e-6)) == "measured 2.0 us, 7.0 us if in float"
+    # One that only the cost model knows makes the sums other than measured.
+    assert times(*measured("a", None)) == "partly measured 2.0 us, 100 us if in float"
+    both = times(*measured("a", 7e-6), *kernel("bc"))
+    assert both == "partly measured 4.0 us, 0.11 ms if in float"
+
+
 def test_a_quantization_that_was_missed_costs_what_its_product_loses() -> None:
     chain = Place("chain", "aten._to_copy", "model.py:7: q = torch.floor(x / s)")
     size, lowered = weight_only("a")

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from qfuse.cost import CostModel, hint_of
-from qfuse.cost.work import ComputeKind, Work
+from qfuse.cost import CostModel, hint_of, size_range
+from qfuse.cost.sizes import SizeRange
+from qfuse.cost.work import Work
 from qfuse.ir.aten import aten
 from qfuse.ir.dtypes import bit_width
 from qfuse.ir.events import Estimated, Missed
 from qfuse.ir.graph.schema import arguments, is_call, overload_of
-from qfuse.ir.graph.stage_graph import StageGraph, place_of
+from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange, place_of
 from qfuse.ir.ops import library as ops
-from qfuse.ir.ops.convolution import as_convolution, as_fused_convolution
-from qfuse.ir.ops.linear import as_fused_linear, as_linear
-from qfuse.ir.ops.matmul import as_fused_matmul, as_matmul
+from qfuse.ir.ops.convolution import FusedConvolution, as_convolution, as_fused_convolution
+from qfuse.ir.ops.linear import FusedLinear, as_fused_linear, as_linear
+from qfuse.ir.ops.matmul import FusedMatmul, as_fused_matmul, as_matmul
 from qfuse.ir.ops.views import node_of
 from qfuse.ir.recurrent import RECURRENT
+from qfuse.ir.sizes import product
+from qfuse.lower.product_size import Form, Int8Kernels, ProductSize
 
 # Nodes upstream of a product that name the op its operand comes from; more do not explain it.
 _MOST_UPSTREAM = 24
-_INT8_BYTES = 1
 _MATRIX = 2
 
 
-def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
+def log_estimates(program: StageGraph, cost: CostModel, kernels: Int8Kernels, stage: str) -> None:
     """Log an estimate of every product, quantize and dequantize, and of what a rule declined."""
     declined = {miss.anchor.node for miss in program.log.of(Missed)}
     for node in program.graph.nodes:
@@ -37,15 +38,15 @@ def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
             seconds = cost.seconds(_pass_over(node))
             program.log.add(Estimated(stage, place_of(node), 0, seconds))
             continue
-        size = _size_of(node)
+        size = _size_of(node, program.signature.symbols)
         if size is not None:
             program.log.add(
                 Estimated(
                     stage,
                     place_of(node),
                     size.multiply_adds,
-                    cost.seconds(size.in_float()),
-                    cost.seconds(size.in_int8()),
+                    size.float_seconds(cost),
+                    size.int8_seconds(cost, kernels),
                     tuple(_upstream(node)),
                 )
             )
@@ -54,99 +55,84 @@ def log_estimates(program: StageGraph, cost: CostModel, stage: str) -> None:
             program.log.add(Estimated(stage, place_of(node), 0, seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class _Size:
-    """A product of a left operand of ``left`` elements with ``right`` elements.
-
-    Attributes:
-        multiply_adds: Products of two elements.
-        rows: Rows of the result, as a matrix.
-        left: Elements of the activation.
-        right: Elements of the weight, or of the second activation.
-        out: Elements of the result.
-        constant: Whether the right operand is a weight.
-        dtype: Float dtype.
-    """
-
-    multiply_adds: int
-    rows: int
-    left: int
-    right: int
-    out: int
-    constant: bool
-    dtype: torch.dtype
-
-    def in_float(self) -> Work:
-        """Return the work in the float dtype."""
-        kind = ComputeKind.BF16 if self.dtype is torch.bfloat16 else ComputeKind.F32
-        return self._work(kind, bit_width(self.dtype) // 8)
-
-    def in_int8(self) -> list[Work]:
-        """Return the work on 8-bit integers, after a pass that quantizes the activations."""
-        width = bit_width(self.dtype) // 8
-        moved = self.left if self.constant else self.left + self.right
-        quantize = Work(reads=(float(moved * width),), writes=(float(moved),), kernel_calls=0)
-        return [quantize, self._work(ComputeKind.INT8, _INT8_BYTES)]
-
-    def _work(self, kind: ComputeKind, width: int) -> Work:
-        right = float(self.right * width)
-        return Work(
-            flops=2.0 * self.multiply_adds,
-            kind=kind,
-            weight_bytes=right if self.constant else 0.0,
-            reads=(float(self.left * width), *(() if self.constant else (right,))),
-            writes=(float(self.out * bit_width(self.dtype) // 8),),
-            one_row_flops=2.0 * self.multiply_adds / max(self.rows, 1),
-        )
-
-
-def _size_of(node: Node) -> _Size | None:
+def _size_of(node: Node, symbols: Mapping[str, SymbolRange]) -> ProductSize | None:
     """Return the size of a linear, convolution, matmul, attention or recurrent layer."""
-    linear = as_fused_linear(node) or as_linear(node)
+    fused_linear, fused_convolution = as_fused_linear(node), as_fused_convolution(node)
+    linear = fused_linear or as_linear(node)
     if linear is not None:
-        return _product(node, linear.x, linear.weight, constant=True)
-    convolution = as_fused_convolution(node) or as_convolution(node)
+        quantized = fused_linear is not None and _is_quantized(fused_linear)
+        return _linear(node, linear.x, linear.weight, symbols, quantized=quantized)
+    convolution = fused_convolution or as_convolution(node)
     if convolution is not None:
-        return _convolution(node, convolution.x, convolution.weight)
-    matmul = as_fused_matmul(node) or as_matmul(node)
+        quantized = fused_convolution is not None and _is_quantized(fused_convolution)
+        return _convolution(node, convolution.x, convolution.weight, quantized=quantized)
+    fused_matmul = as_fused_matmul(node)
+    matmul = fused_matmul or as_matmul(node)
     if matmul is not None:
-        constant = matmul.other.op == "get_attr"
-        return _product(node, matmul.x, matmul.other, constant=constant)
+        if fused_matmul is None and matmul.other.op == "get_attr":
+            return _linear(node, matmul.x, matmul.other, symbols, quantized=False)
+        quantized = fused_matmul is not None and _is_quantized(fused_matmul)
+        return _matmul(node, matmul.x, matmul.other, quantized=quantized)
     if is_call(node, aten.scaled_dot_product_attention.default):
         a = arguments(node)
         return _attention(node, node_of(a["query"]), node_of(a["key"]), node_of(a["value"]))
     return _recurrent(node, arguments(node)) if is_call(node, *RECURRENT) else None
 
 
-def _product(node: Node, x: Node, other: Node, *, constant: bool) -> _Size:
+def _is_quantized(fused: FusedLinear | FusedConvolution | FusedMatmul) -> bool:
+    other = fused.other_params if isinstance(fused, FusedMatmul) else fused.weight_params
+    return fused.x_params is not None or other is not None
+
+
+def _linear(
+    node: Node, x: Node, weight: Node, symbols: Mapping[str, SymbolRange], *, quantized: bool
+) -> ProductSize:
+    left, right, out = (_numel(n) for n in (x, weight, node))
+    k, n = _last(x), max(_last(node), 1)
+    # A batch of weights is a batch of linears.
+    count = max(right // max(k * n, 1), 1)
+    rows = _fixed(out // n // count)
+    value = _value(node)
+    if count == 1 and value is not None:
+        rows = size_range(product(value.shape[:-1]), symbols)
+    dtype = _float_dtype(node)
+    return ProductSize(
+        *(Form.LINEAR, out * k, rows, left, right, out, dtype), k, n, count, quantized
+    )
+
+
+def _matmul(node: Node, x: Node, other: Node, *, quantized: bool) -> ProductSize:
     left, right, out = (_numel(n) for n in (x, other, node))
-    depth = _last(x)
-    columns = max(_last(node), 1)
-    return _Size(out * depth, out // columns, left, right, out, constant, _float_dtype(node))
+    rows, dtype = _fixed(out // max(_last(node), 1)), _float_dtype(node)
+    return ProductSize(
+        *(Form.MATMUL, out * _last(x), rows, left, right, out, dtype), quantized=quantized
+    )
 
 
-def _convolution(node: Node, x: Node, weight: Node) -> _Size:
+def _convolution(node: Node, x: Node, weight: Node, *, quantized: bool) -> ProductSize:
     left, right, out = (_numel(n) for n in (x, weight, node))
     convolution = as_fused_convolution(node) or as_convolution(node)
     transposed = getattr(convolution, "transposed", False) is True
     # Every element of the input (transposed) or of the result is multiplied with one filter.
     filters = max(_shape(weight)[0], 1)
     products = (left if transposed else out) * (right // filters)
-    return _Size(products, max(out // filters, 1), left, right, out, True, _float_dtype(node))
+    rows, dtype = _fixed(max(out // filters, 1)), _float_dtype(node)
+    return ProductSize(
+        *(Form.CONVOLUTION, products, rows, left, right, out, dtype), quantized=quantized
+    )
 
 
-def _attention(node: Node, query: Node, key: Node, value: Node) -> _Size:
+def _attention(node: Node, query: Node, key: Node, value: Node) -> ProductSize:
     elements = _numel(query)
     keys = _shape(key)[-2]
     # Scores, and the weighted sum of the values.
     products = elements * keys + _numel(node) * keys
     read = _numel(key) + _numel(value)
-    rows = elements // max(_last(query), 1)
-    out = _numel(node)
-    return _Size(products, rows, elements, read, out, False, _float_dtype(node))
+    rows, dtype = _fixed(elements // max(_last(query), 1)), _float_dtype(node)
+    return ProductSize(Form.MATMUL, products, rows, elements, read, _numel(node), dtype)
 
 
-def _recurrent(node: Node, a: Mapping[str, Any]) -> _Size:
+def _recurrent(node: Node, a: Mapping[str, Any]) -> ProductSize:
     x = node_of(a["input"] if "input" in a else a["data"])
     # Each step of each sequence is multiplied by every matrix once: the state's, and the input's.
     matrices = [node_of(w) for w in a["params"]] if "params" in a else [a["weight0"], a["weight1"]]
@@ -156,7 +142,12 @@ def _recurrent(node: Node, a: Mapping[str, Any]) -> _Size:
     # A state is multiplied only when the one before is known.
     state = a["hx_"] if "hx_" in a else a["hx"]
     rows = _shape(node_of(state[0] if isinstance(state, (list, tuple)) else state))[-2]
-    return _Size(steps * right, rows, left, right, _numel(node), True, _float_dtype(node))
+    sizes = (steps * right, _fixed(rows), left, right, _numel(node), _float_dtype(node))
+    return ProductSize(Form.RECURRENT, *sizes)
+
+
+def _fixed(size: int) -> SizeRange:
+    return SizeRange(size, size, size)
 
 
 def _is_pass(node: Node) -> bool:

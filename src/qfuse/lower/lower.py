@@ -53,6 +53,7 @@ from qfuse.lower.problems.matmul import matmul_problem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem, split_epilogue
 from qfuse.lower.problems.rowwise import RowwiseOp, rowwise_problem
+from qfuse.lower.product_size import Int8Kernels
 from qfuse.lower.rival import choose
 from qfuse.lower.select.context import LoweringContext
 from qfuse.lower.select.kernel import Kernel
@@ -116,7 +117,9 @@ class _Lowering:
         self._apart: dict[Node, Losers] = {}
 
     def run(self) -> None:
-        log_estimates(self._context.program, self._context.cost, self._context.stage)
+        context = self._context
+        int8 = Int8Kernels.of(context.kernels, context.target)
+        log_estimates(context.program, context.cost, int8, context.stage)
         for node in self._graph.nodes:
             log_unfused(node, self._log, self._context.stage)
         # Before layouts are assigned: channels-last pools of 8-bit values raise for larger images.
@@ -211,6 +214,7 @@ class _Lowering:
             return False
         losers = (*choice.losers(problem), *self._context.select(problem).losers)
         event = in_float(self._context.stage, problem, choice, losers)
+        event = replace(event, measured_float=self._context.measured_float(problem))
         return self._use_floats(problem, choice, event)
 
     def _use_floats(self, problem: ProductProblem, choice: FloatChoice, event: Lowered) -> bool:
@@ -285,6 +289,7 @@ class _Lowering:
         if isinstance(problem, ProductProblem) and problem.place in self._floats.lost:
             losers = (*losers, Loser(KernelProgress(FLOAT), self._floats.lost[problem.place]))
         event = on_kernel(self._context.stage, problem, offer, losers)
+        event = replace(event, measured_float=self._context.measured_float(problem))
         done = self._session.rewrite(
             problem.rule,
             problem.anchor,

@@ -9,6 +9,7 @@ from typing import Any
 
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import Estimated, Event, Left, Lowered
+from qfuse.report.work import float_seconds_of
 
 _TEXTS = ("node", "op", "module", "source", "kind", "kernel", "what", "reason")
 
@@ -36,7 +37,8 @@ def frame_rows(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 def _values(event: Lowered | Left, estimate: Estimated | None) -> tuple[Any, ...]:
     place, kind = event.place, type(event).__name__.lower()
-    seconds = None if estimate is None else estimate.float_seconds
+    lowered = event if isinstance(event, Lowered) else None
+    seconds = None if estimate is None else float_seconds_of(estimate, lowered)
     size = 0 if estimate is None else estimate.multiply_adds
     head = (place.node, place.op, place.module, place.source, kind)
     if isinstance(event, Lowered):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from qfuse.ir.events import FLOAT, NO_KERNELS, Estimated, Event, Lowered
@@ -21,10 +21,13 @@ class WorkShare:
         quantized_products: Those on quantized kernels, or claimed by a backend.
         multiply_adds: Multiply-adds per call of all products.
         quantized_multiply_adds: Those of the products on quantized kernels.
-        predicted_seconds: Predicted time per call of all products, as they run.
-        float_seconds: Predicted time per call of the same products in float.
+        predicted_seconds: Time per call of all products, as they run: predicted, or measured for
+            those that were.
+        float_seconds: The same of these products in float.
         weight_only_products: Those of the quantized products whose activation is float.
         weight_only_multiply_adds: Their multiply-adds per call.
+        how: How both times are known: ``measured`` if all in the two sums are, ``partly measured``
+            if some are, or ``predicted``.
     """
 
     products: int
@@ -35,6 +38,7 @@ class WorkShare:
     float_seconds: float
     weight_only_products: int = 0
     weight_only_multiply_adds: int = 0
+    how: str = "predicted"
 
     @property
     def share(self) -> float:
@@ -54,13 +58,14 @@ class WorkShare:
             how = f"quantized, {some} of them weight-only" if rest else "weight-only"
         count = f"{self.quantized_products} of {self.products} products ({percent} of MACs) {how}"
         mine, float_ = seconds_text(self.predicted_seconds), seconds_text(self.float_seconds)
-        return f"{count}; predicted {mine}, {float_} if in float"
+        return f"{count}; {self.how} {mine}, {float_} if in float"
 
 
 def work_share(events: Iterable[Event]) -> WorkShare | None:
     """Return the share of the work, or ``None`` if the events have no product.
 
-    The predicted time of a kernel is its own; that of a product in float is the cost model's.
+    The predicted time of a kernel is its own; that of a product in float is the cost model's. Those
+    that were measured take the place of both.
     """
     known = list(events)
     kernels = kernels_of(known)
@@ -78,10 +83,27 @@ def work_share(events: Iterable[Event]) -> WorkShare | None:
         sum(e.multiply_adds for e in products),
         sum(e.multiply_adds for e in fast),
         predicted,
-        sum(e.float_seconds for e in products),
+        sum(float_seconds_of(e, runs.get(e.place.node)) for e in products),
         len(light),
         sum(e.multiply_adds for e in light),
+        _how(products, runs),
     )
+
+
+def _how(products: Iterable[Estimated], runs: Mapping[str, Lowered]) -> str:
+    """Return how the times of the products are known, as they run and in float."""
+    lowered = [runs.get(e.place.node) for e in products]
+    known = [
+        is_measured
+        for one in lowered
+        for is_measured in (
+            one is not None and one.measured,
+            one is not None and one.measured_float is not None,
+        )
+    ]
+    if all(known):
+        return "measured"
+    return "partly measured" if any(known) else "predicted"
 
 
 def kernels_of(events: Iterable[Event]) -> dict[str, Lowered]:
@@ -100,6 +122,13 @@ def seconds_of(product: Estimated, lowered: Lowered | None) -> float:
         return product.float_seconds
     assert product.int8_seconds is not None, "a product has both predictions"
     return product.int8_seconds
+
+
+def float_seconds_of(product: Estimated, lowered: Lowered | None) -> float:
+    """Return the seconds of a product in float: measured if they are known, or else predicted."""
+    if lowered is not None and lowered.measured_float is not None:
+        return lowered.measured_float
+    return product.float_seconds
 
 
 def _percent(share: float) -> str:

@@ -27,11 +27,13 @@ from qfuse.lower.measure import timer
 from qfuse.lower.measure.sample import Sample
 from qfuse.lower.measure.timer import interleaved_medians
 from qfuse.optimize import optimize
+from qfuse.report.work import work_share
 from qfuse.rewrite.clone import clone
 from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear, per_tensor, per_token
 
+aten = torch.ops.aten
 pytestmark = pytest.mark.own_kernels
 
 
@@ -97,6 +99,31 @@ def test_a_kernel_that_wins_shows_how_slow_float_is() -> None:
 
     assert (event.kernel, event.measured) == (W8A8, True)
     assert dict(event.losers)["float"].startswith("measured 0.9")
+
+
+@pytest.mark.parametrize("float_seconds", [1e-4, 9e-4])
+def test_the_first_line_has_the_measured_times_of_both(float_seconds: float) -> None:
+    low = lowered(linears(), Stopwatch(5e-4, 8e-4, float_seconds))
+    (event,) = events(low)
+    work = work_share(low.log)
+
+    assert event.measured_float == float_seconds
+    assert work is not None
+    assert (work.predicted_seconds, work.float_seconds) == (event.predicted, float_seconds)
+    assert work.how == "measured"
+
+
+def test_a_linear_with_the_op_behind_it_has_the_float_time_of_the_linear() -> None:
+    b = GraphBuilder()
+    block = QuantizedLinear(b, 256, 128)
+    y = block.linear(block.quantized(b.arg("x", torch.float32, 64, 128), per_tensor(2)))
+    y = b.call(aten.relu.default, y)
+    chosen = b.call(ops.choose_qparams, y, "ao-symmetric int8[-128,127] 1x* eps=1e-06 float32 int8")
+    scale, zero = b.item(chosen, 0), b.item(chosen, 1)
+    q = b.call(ops.quantize, y, scale, zero, str(per_token(2)))
+    (event,) = events(lowered(b.done(q, scale, zero), Stopwatch(1e-4, 8e-4, 9e-4)))
+    assert "act(relu) -> " in event.what, "both are one kernel"
+    assert event.measured_float == 9e-4
 
 
 def test_equal_products_are_measured_once_and_known_ones_never() -> None:

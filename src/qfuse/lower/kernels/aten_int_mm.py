@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.cost.model import Workload
-from qfuse.cost.sizes import AtPoints
+from qfuse.cost.sizes import AtPoints, SizeRange
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
     ProductKind,
+    WorkRange,
     linear_work,
     pointwise_work,
     without_calls,
@@ -85,7 +85,9 @@ class IntMM:
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Accept symmetric int8 activations and weights of at least two rows."""
-        return hold(_CONDITIONS, problem) or Claim(0, False, _work(problem))
+        return hold(_CONDITIONS, problem) or Claim(
+            0, False, int_mm_work(problem.rows, problem.k, problem.n)
+        )
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the matmul, scales, bias and the cast to the linear's dtype."""
@@ -110,9 +112,7 @@ class IntMM:
 
 
 def _check_sizes(problem: LinearProblem) -> Refusal | None:
-    # The least number of rows that the graph declares:
-    # one token of a dynamic length is one row.
-    if min(problem.rows.low, problem.n, problem.k) < _LEAST:
+    if not fits_int_mm(problem.rows, min(problem.k, _MOST_K), problem.n):
         return Refusal("it returns garbage when a size is 1")
     return None
 
@@ -171,12 +171,19 @@ _CONDITIONS: tuple[Condition[LinearProblem], ...] = (
 )
 
 
-def _work(problem: LinearProblem) -> Workload:
+def int_mm_work(rows: SizeRange, k: int, n: int) -> list[WorkRange]:
     """Return the work of the matmul and of a compiled loop over its sums.
 
     The matmul counts as a call, since oneDNN sets up a primitive every time.
     """
     bits, kind = Bits(8, 8, 32), ComputeKind.INT8
-    product = linear_work(problem.rows, problem.k, problem.n, bits, kind, ProductKind.ATEN_INT8)
+    product = linear_work(rows, k, n, bits, kind, ProductKind.ATEN_INT8)
     called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
-    return called, without_calls(pointwise_work(problem.rows * problem.n, [32], [32]))
+    return [called, without_calls(pointwise_work(rows * n, [32], [32]))]
+
+
+def fits_int_mm(rows: SizeRange, k: int, n: int) -> bool:
+    """Whether the op takes a product of these sizes."""
+    # The least number of rows that the graph declares:
+    # one token of a dynamic length is one row.
+    return min(rows.low, n, k) >= _LEAST and k <= _MOST_K

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qfuse.cost.model import CostModel
 from qfuse.cost.times import Seconds, Times
+from qfuse.ir.events import FLOAT
 from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange, site_of
+from qfuse.lower.problems.linear import linear_problem
 from qfuse.lower.problems.linear_rowwise import LinearRowwiseProblem
 from qfuse.lower.problems.problem import Problem
 from qfuse.lower.problems.product import ProductProblem, WeightedProblem
@@ -74,6 +76,15 @@ class LoweringContext:
         if not self.times.known or not isinstance(problem, ProductProblem):
             return {}
         return self.times.of(product_text(problem))
+
+    def measured_float(self, problem: Problem) -> float | None:
+        """Return the measured time of a product in float, alone or with the op behind it."""
+        if isinstance(problem, LinearRowwiseProblem):
+            problem = linear_problem(problem.linear, self.symbols)
+        if isinstance(problem, WeightedProblem):
+            # The activation is quantized in the product that was measured.
+            problem = replace(problem, in_float=False)
+        return self.known_times(problem).get(FLOAT)
 
     def _ask(self, problem: Problem) -> Asked:
         if not isinstance(problem, (ProductProblem, LinearRowwiseProblem)):
