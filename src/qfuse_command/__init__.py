@@ -67,7 +67,7 @@ ERROR = 2
 """Exit status of a command that has no answer; click's own for a wrong option."""
 
 UNREAD = 141
-"""Exit status of a command whose output nobody reads: as a shell has it for SIGPIPE."""
+"""Exit status of a command whose output is not read: as a shell has it for SIGPIPE."""
 
 without_torch = False
 """Whether the process compares files: ``import qfuse`` has the names then that need no torch."""

@@ -123,7 +123,7 @@ def test_the_first_load_compiles_what_is_needed(
     assert done.returncode == 0, done.stderr
     assert "the C++ compiler failed" in done.stdout
     assert noted(notes) == sources_of(["", *([isa] if isa else default)])
-    assert f"the ops, {isa or ', '.join(default)}: {len(noted(notes))} files, about" in done.stderr
+    assert f"the ops, {isa or ', '.join(default)}: {len(noted(notes))} files, " in done.stderr
 
 
 def test_listing_instruction_sets_builds_nothing(
@@ -154,7 +154,7 @@ def test_another_instruction_set_is_built_once_and_has_the_same_bits(
     assert own[2] == portable[2]
     assert runs[1].stdout == runs[0].stdout
     assert len(list(cache.rglob("*.o"))) == ("portable" not in default)
-    assert "(only once): portable: 1 files, about" in runs[0].stderr or default == ["portable"]
+    assert "(only once): portable: 1 files, " in runs[0].stderr or default == ["portable"]
     assert "compiling" not in runs[1].stderr
 
 

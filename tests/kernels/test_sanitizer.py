@@ -57,7 +57,7 @@ def run(code: str, *args: str, cache: Path | None = None) -> subprocess.Complete
     return subprocess.run(
         ["sh", str(ROOT / "tools" / "with-asan"), sys.executable, "-c", code, *args],
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "LD_PRELOAD": "", **where},
-        capture_output=True, text=True, check=False, timeout=1100,
+        capture_output=True, text=True, check=False, timeout=3500,
     )  # fmt: skip
 
 
@@ -78,7 +78,7 @@ def test_reading_past_an_operand_ends_the_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(7200)
 @pytest.mark.skipif(
     not os.environ.get("QFUSE_SANITIZE"), reason="builds all kernels anew: part of make asan"
 )

@@ -62,18 +62,25 @@ def _same_tensor(node: Node) -> Node | None:
     return source if same else None
 
 
+def _bases(program: ExportedProgram) -> dict[Node, Node]:
+    """Return the tensor that each node is or is a view of; of other nodes, the node itself."""
+    base: dict[Node, Node] = {}
+    for node in program.graph.nodes:
+        # An op that returns the argument that it wrote is followed first; a view leads to its base.
+        source = _alias_source(node, written=True) or _alias_source(node, written=False)
+        base[node] = base[source] if source is not None else node
+    return base
+
+
 def written_inputs(program: ExportedProgram) -> set[str]:
     """Return the names of the placeholders that the graph mutates, directly or through views."""
-    base: dict[Node, Node] = {}
+    base = _bases(program)
     written = {
         spec.target or ""
         for spec in program.graph_signature.output_specs
         if spec.kind is OutputKind.USER_INPUT_MUTATION
     }
     for node in program.graph.nodes:
-        # An op that returns the argument that it wrote is followed first; a view leads to its base.
-        source = _alias_source(node, written=True) or _alias_source(node, written=False)
-        base[node] = base[source] if source is not None else node
         op = overload_of(node)
         given = arguments(node) if op is not None else {}
         for formal in op._schema.arguments if op is not None else ():  # noqa: SLF001
@@ -95,11 +102,8 @@ def returned_inputs(program: ExportedProgram) -> dict[int, str]:
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.USER_INPUT
     }
-    specs = program.graph_signature.output_specs
-    values = cast("Sequence[Any]", program.graph.output_node().args[0])
-    users = [v for v, s in zip(values, specs, strict=True) if s.kind is OutputKind.USER_OUTPUT]
     found = {}
-    for position, value in enumerate(users):
+    for position, value in enumerate(_results(program)):
         node = value
         # Through any number of writes, and of casts that do nothing.
         while isinstance(node, Node) and (source := _same_tensor(node)) is not None:
@@ -107,3 +111,31 @@ def returned_inputs(program: ExportedProgram) -> dict[int, str]:
         if isinstance(node, Node) and node.op == "placeholder" and node.name in inputs:
             found[position] = node.name
     return found
+
+
+def returned_buffers(program: ExportedProgram) -> dict[int, dict[str, Any]]:
+    """Return the positions of the user's outputs that are buffers which the model writes.
+
+    Views of them are among them. The functional graph has the value that was written in their
+    place: another tensor, which the caller or another output may hold. With each position comes the
+    metadata of the node that made the output, or else of the last one that wrote the buffer.
+    """
+    written, base = written_inputs(program), _bases(program)
+    buffers = {
+        spec.arg.name
+        for spec in program.graph_signature.input_specs
+        if spec.kind is not InputKind.USER_INPUT and spec.arg.name in written
+    }
+    last = {base[node]: node for node in program.graph.nodes if overload_of(node) is not None}
+    return {
+        position: dict((value if overload_of(value) is not None else last[base[value]]).meta)
+        for position, value in enumerate(_results(program))
+        if isinstance(value, Node) and base[value].name in buffers
+    }
+
+
+def _results(program: ExportedProgram) -> list[Any]:
+    """Return the user's outputs."""
+    specs = program.graph_signature.output_specs
+    values = cast("Sequence[Any]", program.graph.output_node().args[0])
+    return [v for v, s in zip(values, specs, strict=True) if s.kind is OutputKind.USER_OUTPUT]

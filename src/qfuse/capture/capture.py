@@ -23,7 +23,7 @@ from qfuse.capture._export_api import (
     orig_arg_names,
     trace_errors,
 )
-from qfuse.capture.aliasing import returned_inputs, written_inputs
+from qfuse.capture.aliasing import returned_buffers, returned_inputs, written_inputs
 from qfuse.capture.constants import (
     check_names,
     check_returned,
@@ -335,9 +335,12 @@ def _assemble(
         leaves,
         {placeholder: name for placeholder, (name, _) in constants.items()},
         returned_inputs(traced.program),
+        returned_buffers(traced.program),
         traced.parameters,
     )
-    module = build_module(program, constants, interface.outputs, interface.written)
+    module = build_module(
+        program, constants, interface.outputs, interface.written, interface.copied
+    )
     annotate(module)
     written = {constants[placeholder][0] for placeholder in interface.written}
     # No rule may fold the value that a written buffer has now.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -10,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from qfuse.capture._export_api import as_value
 from qfuse.capture.numbers import known_numbers
+from qfuse.ir.aten import aten
 
 
 def build_module(
@@ -17,6 +19,7 @@ def build_module(
     constants: Mapping[str, tuple[str, torch.Tensor]],
     outputs: Sequence[str],
     kept: Sequence[str],
+    copies: Mapping[int, Mapping[str, Any]],
 ) -> GraphModule:
     """Copy the graph of ``program`` into a plain module with flat inputs and outputs.
 
@@ -27,6 +30,7 @@ def build_module(
         constants: Name in the module and value of each placeholder that is a constant.
         outputs: Names of the nodes to return, in order.
         kept: Names of placeholders to keep without users, since they are mutated.
+        copies: Positions of ``outputs`` that are returned as copies, with the copies' metadata.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     held = {
@@ -60,7 +64,12 @@ def build_module(
             copied[node] = graph.node_copy(node, lambda n: known[n] if n in known else copied[n])
     for old, new in copied.items():
         new.meta = {**old.meta, "val": as_value(old)}
-    graph.output(tuple(copied[nodes[name]] for name in outputs))
+    results = [copied[nodes[name]] for name in outputs]
+    for position, meta in copies.items():
+        source = results[position]
+        results[position] = graph.call_function(aten.clone.default, (source,))
+        results[position].meta = {**meta, "val": source.meta["val"]}
+    graph.output(tuple(results))
     values = dict(constants.values())
     return GraphModule({name: values[name] for name in made}, graph, class_name="Captured")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,12 +39,27 @@ class Interface:
     Attributes:
         signature: How the graph is called.
         outputs: Names of the returned nodes, mutated values first.
+        copied: Positions of those that are returned as copies, with the metadata of the copies.
         written: Names of the placeholders of mutated constants.
     """
 
     signature: Signature
     outputs: tuple[str, ...]
+    copied: dict[int, dict[str, Any]]
     written: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Returned:
+    """A node that the graph returns.
+
+    Attributes:
+        name: Its name.
+        copy: The metadata of a copy of it, which is returned in its place.
+    """
+
+    name: str
+    copy: dict[str, Any] | None
 
 
 @dataclass(slots=True)
@@ -53,6 +69,7 @@ class _Reader:
     program: ExportedProgram
     constants: dict[str, str]
     returned: dict[int, str]
+    buffers: Mapping[int, dict[str, Any]]
     values: dict[str, Any] = field(init=False)
     sizes: SizeTable = field(init=False)
 
@@ -120,29 +137,30 @@ class _Reader:
         strides = [_hint(step, self.program) for step in value.stride()]
         return axis_order(shape, strides)
 
-    def results(self, inputs: tuple[InputSpec, ...]) -> tuple[list[OutputSpec], list[str]]:
+    def results(self, inputs: tuple[InputSpec, ...]) -> tuple[list[OutputSpec], list[_Returned]]:
         """Return the specs of the model's flat results, and the nodes that the graph returns."""
         indices = {s.placeholder: i for i, s in enumerate(inputs) if s.placeholder is not None}
-        nodes: list[str] = []
+        nodes: list[_Returned] = []
         specs: list[OutputSpec] = []
         for out in self.program.graph_signature.output_specs:
             if out.kind in _WRITES:
                 continue
             _check_kind(out.kind)
-            returned = self.returned.get(len(specs), out.arg.name)
+            buffer = self.buffers.get(len(specs))
+            returned = self.returned.get(len(specs), "" if buffer is not None else out.arg.name)
             match out.arg:
                 case ConstantArgument(value=constant):
                     specs.append(OutputSpec(None, constant=constant))
                 case TensorArgument() if returned in indices:
                     specs.append(OutputSpec(None, input_index=indices[returned]))
                 case TensorArgument(name=name) | SymIntArgument(name=name):
-                    specs.append(self._result(name, nodes))
+                    specs.append(self._result(_Returned(name, buffer), nodes))
                 case _:
                     raise CaptureError(f"the model returns {a_kind(out.arg)}")
         return specs, nodes
 
-    def _result(self, name: str, nodes: list[str]) -> OutputSpec:
-        value = self.values[name]
+    def _result(self, node: _Returned, nodes: list[_Returned]) -> OutputSpec:
+        value = self.values[node.name]
         if not isinstance(value, torch.Tensor):
             size = read_size(value, self.program)
             if isinstance(size, int):
@@ -151,9 +169,9 @@ class _Reader:
             if text is not None:
                 return OutputSpec(None, size=text)
         # A tensor that is returned twice is one output.
-        if name not in nodes:
-            nodes.append(name)
-        index = nodes.index(name)
+        if node not in nodes:
+            nodes.append(node)
+        index = nodes.index(node)
         if not isinstance(value, torch.Tensor):
             return OutputSpec(index)
         if all(isinstance(step, int) for step in value.stride()):
@@ -170,6 +188,7 @@ def read_interface(
     leaves: list[Leaf],
     constants: dict[str, str],
     returned: dict[int, str],
+    buffers: Mapping[int, dict[str, Any]],
     parameters: Parameters,
 ) -> Interface:
     """Return the interface of ``program``.
@@ -179,12 +198,13 @@ def read_interface(
         leaves: The leaves of the example call, in the order of its in_spec.
         constants: Names of the constants by placeholder.
         returned: Positions of outputs that are inputs, with the names of their placeholders.
+        buffers: Positions of outputs that are buffers which the model writes, with metadata.
         parameters: The parameters of ``forward``.
 
     Raises:
         CaptureError: An input or output has an unsupported kind.
     """
-    reader = _Reader(program, constants, returned)
+    reader = _Reader(program, constants, returned, buffers)
     inputs = reader.inputs(leaves)
     writes = reader.writes(inputs)
     relations = reader.sizes.relations(guards_of(program))
@@ -203,8 +223,10 @@ def read_interface(
         relations,
         parameters.defaults,
     )
-    outputs = (*(value for value, _, _ in writes), *nodes)
-    return Interface(signature, outputs, tuple(name for _, name, _ in writes if name is not None))
+    outputs = (*(value for value, _, _ in writes), *(node.name for node in nodes))
+    copied = {i: n.copy for i, n in enumerate(nodes, len(writes)) if n.copy is not None}
+    written = tuple(name for _, name, _ in writes if name is not None)
+    return Interface(signature, outputs, copied, written)
 
 
 def note_fixed_sizes(signature: Signature, leaves: list[Leaf], log: EventLog) -> None:

@@ -78,7 +78,7 @@ class LoweringContext:
         return self.times.of(product_text(problem))
 
     def measured_float(self, problem: Problem) -> float | None:
-        """Return the measured time of a product in float, alone or with the op behind it."""
+        """Return the measured time of a product in float, alone or with the op after it."""
         if isinstance(problem, LinearRowwiseProblem):
             problem = linear_problem(problem.linear, self.symbols)
         if isinstance(problem, WeightedProblem):
