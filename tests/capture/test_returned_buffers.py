@@ -14,6 +14,7 @@ import torch
 from tests.support.graphs.capture_models import captured, module
 
 import qfuse
+from qfuse.ir.errors import CaptureError
 from qfuse.ir.signature.run import run_functional
 
 pytestmark = pytest.mark.numeric
@@ -67,6 +68,17 @@ def by_a_view_of_all(self: Any, x: torch.Tensor) -> Any:
 def of_an_input_in_part(self: Any, x: torch.Tensor) -> Any:
     x[:1].add_(self.b_start[:1])
     return x.clone(), x * 2
+
+
+def to_two_buffers(self: Any, x: torch.Tensor) -> Any:
+    self.b_state.copy_(x)
+    self.b_start.copy_(self.b_state)
+    return x * 2, self.b_state, self.b_start
+
+
+def assigned(self: Any, x: torch.Tensor) -> Any:
+    self.b_state = x
+    return x * 2
 
 
 CASES = [
@@ -139,3 +151,11 @@ def test_compiled(forward: Forward) -> None:
     fast = qfuse.compile(model, (torch.zeros(2, 3),))
 
     check(fast, model, model_of(forward))
+
+
+@pytest.mark.parametrize("forward", [to_two_buffers, assigned])
+def test_what_torch_cannot_capture(forward: Forward) -> None:
+    """Both are errors of torch, whose words say nothing about buffers; a clone avoids them."""
+    with pytest.raises(CaptureError, match="torch cannot capture a value that is written") as error:
+        captured(model_of(forward), torch.zeros(2, 3))
+    assert "self.buffer.copy_(value.clone())" in str(error.value)

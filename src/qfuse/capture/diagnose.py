@@ -25,6 +25,8 @@ _OUT_OF_RANGE = re.compile(r"^(?P<size>\d+) not in range \[")
 _NAMES = re.compile(r"keys must be the arg names \[(?P<names>[^\]]*)\]")
 
 _FIXES = {
+    "buffer": "write a copy of the value: self.buffer.copy_(value.clone()), or self.buffer = "
+    "value.clone()",
     "container": "a container among the results runs operators when it is rebuilt, as the dynamic "
     "cache that transformers registers does: pass use_cache=False, or do not call "
     "register_dynamic_cache_export_support; or torch lost constants that a tensor type makes while "
@@ -45,6 +47,8 @@ _FIXES = {
 }
 # For errors that torch raises without a specific type.
 _PATTERNS = (
+    (r"not in the correct order or is not found in the exported program", "buffer"),
+    (r"Node copy_\w* of type call_function is missing nn_module_stack", "buffer"),
     (r"is not in the constants dictionary", "container"),
     (r"found at least two devices.*\bmeta\b", "meta"),
     (r"expected sympy\.Symbol", "file"),
@@ -91,6 +95,8 @@ def capture_error(error: Exception, stage: str) -> CaptureError:
     if "specialized it to be a constant (1)" in text or "hint of 1" in text:
         fix = "use example inputs whose dynamic axes are at least 2 long, and Dim(..., min=1)"
     headline = {
+        "buffer": "torch cannot capture a value that is written to two buffers, or assigned to one "
+        "as it is",
         "shape": "the model changes the shape, the strides or the memory of an input in place",
         "data": "a branch or a size in the model depends on the values of a tensor",
         "meta": "a tensor that the model uses is on the meta device, so it has no values",
