@@ -38,12 +38,13 @@ QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b
       });
     });
   };
-  // Loaded twice, because keeping the value would take registers from the sums.
-  Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+  // Loaded twice, because keeping the value would take registers from the sums. Named captures:
+  // clang 14 does not see what only an asm statement uses.
+  Unrolled<kColumnVectors>::run([&w, &mask, b]<int V>() QFUSE_LAMBDA {
     asm("vpandd %2, %1, %0" : "=v"(w[V]) : "v"(mask), "m"(*(const __m512i_u*)(b + 64 * V)));
   });
   multiply(a);
-  Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+  Unrolled<kColumnVectors>::run([&w, &mask, b]<int V>() QFUSE_LAMBDA {
     asm("vpsrld $4, %1, %0" : "=v"(w[V]) : "m"(*(const __m512i_u*)(b + 64 * V)));
     w[V] = _mm512_and_si512(w[V], mask);
   });
