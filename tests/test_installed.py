@@ -170,7 +170,7 @@ def test_what_needs_another_package_says_so(
 ) -> None:
     said = told[args]
 
-    assert said.code == 1
+    assert said.code == 2
     assert says in said.err
     assert "Traceback" not in said.err
 
