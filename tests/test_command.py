@@ -20,7 +20,8 @@ from qfuse.ir.errors import QfuseError, StrictError
 from qfuse.plans import PlanData, Site
 from qfuse.report import Report
 from qfuse.targets import Target
-from qfuse_command import COMMANDS, ERROR, NO, UNREAD, overview
+from qfuse_command import COMMANDS, ERROR, INTERRUPTED, NO, UNREAD, overview
+from tests.support.processes import run_python
 
 
 def answer(*arguments: str, code: int = 0) -> str:
@@ -143,6 +144,23 @@ def test_output_that_nobody_reads_is_not_an_answer(prints: str) -> None:
 @pytest.mark.parametrize("arguments", [["--version"], ["diff", "-h"]])
 def test_help_that_nobody_reads_is_not_an_answer(arguments: list[str]) -> None:
     assert unread(f"import sys\nsys.argv = ['qfuse', *{arguments!r}]\n") == UNREAD
+
+
+def test_ctrl_c_while_modules_are_imported() -> None:
+    script = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'qfuse.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "sys.argv = ['qfuse', 'doctor']\n"
+        "from qfuse_command import console_main\n"
+        "console_main()\n"
+    )
+    done = run_python(script)
+    assert done.returncode == INTERRUPTED
+    assert "Traceback" not in done.stderr
 
 
 def test_letters_that_the_output_cannot_express_are_escaped() -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "APART",
     "COMMANDS",
     "ERROR",
+    "INTERRUPTED",
     "NO",
     "UNREAD",
     "console_main",
@@ -69,6 +70,9 @@ ERROR = 2
 UNREAD = 141
 """Exit status of a command whose output is not read: as a shell has it for SIGPIPE."""
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended: as a shell has it."""
+
 without_torch = False
 """Whether the process compares files: ``import qfuse`` has the names then that need no torch."""
 
@@ -85,10 +89,14 @@ def console_main() -> None:
         _run()
     except BrokenPipeError:
         _exit_unread()
+    except KeyboardInterrupt:
+        # While modules are imported: inside of a command it is told.
+        sys.exit(INTERRUPTED)
     except SystemExit as end:
         # With 1, which is an answer of ours: rich while it handles the error, and click after it,
         # when it has put another stream in place.
-        if isinstance(end.__context__, BrokenPipeError) or sys.stdout is not before:
+        broken = isinstance(end.__context__, BrokenPipeError) or sys.stdout is not before
+        if end.code == NO and broken:
             _exit_unread()
         raise
 

@@ -14,6 +14,7 @@ import torch
 from tests.support.graphs.capture_models import captured, module
 
 import qfuse
+from qfuse.capture import capture
 from qfuse.ir.errors import CaptureError
 from qfuse.ir.signature.run import run_functional
 
@@ -70,6 +71,11 @@ def of_an_input_in_part(self: Any, x: torch.Tensor) -> Any:
     return x.clone(), x * 2
 
 
+def parts(self: Any, x: torch.Tensor) -> Any:
+    self.b_state.copy_(self.b_start)
+    return x + self.b_start, self.b_state.split(1)[0], self.b_state.unbind(0)[1]
+
+
 def to_two_buffers(self: Any, x: torch.Tensor) -> Any:
     self.b_state.copy_(x)
     self.b_start.copy_(self.b_state)
@@ -91,6 +97,7 @@ CASES = [
     in_part,
     by_a_view_of_all,
     of_an_input_in_part,
+    parts,
 ]
 
 
@@ -134,6 +141,27 @@ def test_captured(forward: Forward) -> None:
     check(lambda x: run_functional(program, x)[1], model, model_of(forward))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.parametrize("forward", CASES)
+def test_captured_from_a_functional_program(forward: Forward) -> None:
+    model = model_of(forward)
+    exported = torch.export.export(model, (torch.zeros(2, 3),)).run_decompositions({})
+    program = capture(exported)
+
+    check(lambda x: run_functional(program, x)[1], model, model_of(forward))
+
+
+def test_a_buffer_that_is_returned_twice_is_one_tensor() -> None:
+    def forward(self: Any, x: torch.Tensor) -> Any:
+        self.b_state.copy_(x)
+        return self.b_state, self.b_state
+
+    program = captured(model_of(forward), torch.zeros(2, 3))
+
+    first, second = run_functional(program, torch.ones(2, 3))[1]
+    assert first is second
+
+
 @pytest.mark.parametrize("forward", CASES)
 def test_compiled_op_by_op(forward: Forward) -> None:
     model = model_of(forward)
@@ -150,6 +178,7 @@ def test_compiled(forward: Forward) -> None:
     model = model_of(forward)
     fast = qfuse.compile(model, (torch.zeros(2, 3),))
 
+    assert fast.backend == "aoti"
     check(fast, model, model_of(forward))
 
 

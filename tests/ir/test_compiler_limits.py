@@ -29,6 +29,8 @@ def failed(script: str) -> subprocess.CalledProcessError:
         ("echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", KILLED),
         ("echo 'g++: internal compiler error: Killed (program cc1plus)' >&2; exit 4", KILLED),
         ("echo 'clang: error: unable to execute command: Killed'; exit 254", KILLED),
+        ("echo 'collect2: fatal error: ld terminated with signal 9 [Killed]' >&2; exit 1", KILLED),
+        ("exit 137", KILLED),
         ("echo 'cc1plus: out of memory allocating 65536 bytes' >&2; exit 1", NO_MEMORY),
         ("echo 'virtual memory exhausted: Cannot allocate memory' >&2; exit 1", NO_MEMORY),
         ("echo 'g++: fatal error: File size limit exceeded signal terminated'; exit 4", TOO_LARGE),
@@ -47,6 +49,7 @@ def test_names_the_limit(script: str, what: str) -> None:
     [
         "exit 1",
         "kill -SEGV $$",
+        "echo \"model.cpp:3: error: 'bad_alloc' is not a member of 'std'\" >&2; exit 1",
         "echo 'model.cpp:3: error: Killed was not declared in this scope' >&2; exit 1",
     ],
 )
@@ -63,6 +66,9 @@ def test_looks_at_causes_and_at_files() -> None:
     written = limit_behind(OSError(errno.EFBIG, "File too large"))
     assert written is not None
     assert TOO_LARGE in written.what
+    no_memory = limit_behind(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert no_memory is not None
+    assert "could not be started" in no_memory.what
     assert limit_behind(OSError(errno.ENOSPC, "No space left on device")) is None
     assert limit_behind(ValueError("another")) is None
 

@@ -31,6 +31,14 @@ def test_own_cpp_library(tmp_path: Path, names: bytes, expected: str | None) -> 
     assert found is None if expected is None else found is not None and expected in found
 
 
+def test_a_copy_without_names(tmp_path: Path) -> None:
+    library = tmp_path / "stripped.so"
+    library.write_bytes(b"\x7fELF\0trial\0")
+
+    assert own_cpp_library(library) is None
+    assert "a copy of libstdc++" in (own_cpp_library(library, has_streams=True) or "")
+
+
 def test_a_library_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         own_cpp_library(tmp_path / "gone.so")

@@ -87,7 +87,7 @@ class AotiRunner:
         """Run the code, and write what it could not write itself."""
         results = self._call(tensors)
         if self._writes:
-            results = self._apart(tensors, results)
+            results = self._without_shared_memory(tensors, results)
             self._write_back(inputs, tensors, results)
         return results
 
@@ -127,7 +127,7 @@ class AotiRunner:
                     fix=f"pass {names[position]}.clone()",
                 )
 
-    def _apart(
+    def _without_shared_memory(
         self, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return results that share no memory with what the code writes in place.
@@ -135,7 +135,7 @@ class AotiRunner:
         Inductor writes a part of a tensor in place, removes a copy of the whole after it, and
         returns the tensor itself.
         """
-        written = {address_of(tensors[position]) for position in self.plan.written}
+        written = {address_of(tensors[position]) for position in self.plan.written} - {0}
         return [result.clone() if address_of(result) in written else result for result in results]
 
     def _write_back(

@@ -6,7 +6,9 @@ that an output is the mutated input itself, or that two writes go to the same te
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch.export import ExportedProgram
@@ -48,6 +50,18 @@ def _alias_source(node: Node, *, written: bool) -> Node | None:
     return None
 
 
+def _viewed_in_parts(node: Node) -> Node | None:
+    """Return the argument that an op such as ``split`` returns a list of views of."""
+    op = overload_of(node)
+    given = arguments(node) if op is not None else {}
+    for formal in op._schema.arguments if op is not None else ():  # noqa: SLF001
+        value, alias = given.get(formal.name), formal.alias_info
+        # Schemas say `Tensor(a -> *)` of it: the views are no longer told apart.
+        if alias is not None and "*" in alias.after_set and isinstance(value, Node):
+            return value
+    return None
+
+
 def _same_tensor(node: Node) -> Node | None:
     """Return the argument that the result of ``node`` is identical to: mutated, or not copied."""
     source = _alias_source(node, written=True)
@@ -68,6 +82,8 @@ def _bases(program: ExportedProgram) -> dict[Node, Node]:
     for node in program.graph.nodes:
         # An op that returns the argument that it wrote is followed first; a view leads to its base.
         source = _alias_source(node, written=True) or _alias_source(node, written=False)
+        if node.target is operator.getitem and isinstance(made := node.args[0], Node):
+            source = _viewed_in_parts(made)
         base[node] = base[source] if source is not None else node
     return base
 
@@ -113,25 +129,51 @@ def returned_inputs(program: ExportedProgram) -> dict[int, str]:
     return found
 
 
-def returned_buffers(program: ExportedProgram) -> dict[int, dict[str, Any]]:
-    """Return the positions of the user's outputs that are buffers which the model writes.
+@dataclass(frozen=True, slots=True)
+class ReturnedBuffer:
+    """An output of the user that is a buffer which the model writes, or a view of it.
 
-    Views of them are among them. The functional graph has the value that was written in their
-    place: another tensor, which the caller or another output may hold. With each position comes the
-    metadata of the node that made the output, or else of the last one that wrote the buffer.
+    Attributes:
+        tensor: Outputs with the same name are the same tensor.
+        meta: The metadata of the node that made it, or else of the last one that wrote the buffer.
     """
-    written, base = written_inputs(program), _bases(program)
+
+    tensor: str
+    meta: dict[str, Any] = field(compare=False)
+
+
+def returned_buffers(program: ExportedProgram) -> dict[int, ReturnedBuffer]:
+    """Return the user's outputs that are buffers which the model writes, by position.
+
+    The functional graph has the value that was written in their place: another tensor, which the
+    caller or another output may hold. A program that is functional already does not tell the two
+    apart: there, these are all outputs that are a written value.
+    """
+    base, specs = _bases(program), program.graph_signature
+    writes = written_inputs(program)
+    values = cast("Sequence[Any]", program.graph.output_node().args[0])
+    placeholders = {spec.target: spec.arg.name for spec in specs.input_specs}
+    written: set[Node] = set()
+    for value, spec in zip(values, specs.output_specs, strict=True):
+        # Written by no op of the graph.
+        if spec.kind is OutputKind.BUFFER_MUTATION and placeholders[spec.target] not in writes:
+            written.add(base[value])
     buffers = {
         spec.arg.name
-        for spec in program.graph_signature.input_specs
-        if spec.kind is not InputKind.USER_INPUT and spec.arg.name in written
+        for spec in specs.input_specs
+        if spec.kind is not InputKind.USER_INPUT and spec.arg.name in writes
     }
     last = {base[node]: node for node in program.graph.nodes if overload_of(node) is not None}
-    return {
-        position: dict((value if overload_of(value) is not None else last[base[value]]).meta)
-        for position, value in enumerate(_results(program))
-        if isinstance(value, Node) and base[value].name in buffers
-    }
+    found: dict[int, ReturnedBuffer] = {}
+    for position, value in enumerate(_results(program)):
+        if not isinstance(value, Node):
+            continue
+        made = value if value.op == "call_function" else last.get(base[value], value)
+        if base[value].name in buffers:
+            found[position] = ReturnedBuffer(value.name, made.meta)
+        elif base[value] in written:
+            found[position] = ReturnedBuffer(f"{value.name}, output {position}", made.meta)
+    return found
 
 
 def _results(program: ExportedProgram) -> list[Any]:

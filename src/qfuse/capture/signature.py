@@ -17,6 +17,7 @@ from torch.export.graph_signature import (
 )
 
 from qfuse.capture._export_api import guards_of, read_size
+from qfuse.capture.aliasing import ReturnedBuffer
 from qfuse.capture.example import Leaf, Parameters, is_dynamic
 from qfuse.capture.sizes import SizeTable
 from qfuse.ir.errors import CaptureError
@@ -55,11 +56,11 @@ class _Returned:
 
     Attributes:
         name: Its name.
-        copy: The metadata of a copy of it, which is returned in its place.
+        buffer: The buffer of which a copy is returned in its place.
     """
 
     name: str
-    copy: dict[str, Any] | None
+    buffer: ReturnedBuffer | None
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class _Reader:
     program: ExportedProgram
     constants: dict[str, str]
     returned: dict[int, str]
-    buffers: Mapping[int, dict[str, Any]]
+    buffers: Mapping[int, ReturnedBuffer]
     values: dict[str, Any] = field(init=False)
     sizes: SizeTable = field(init=False)
 
@@ -147,7 +148,8 @@ class _Reader:
                 continue
             _check_kind(out.kind)
             buffer = self.buffers.get(len(specs))
-            returned = self.returned.get(len(specs), "" if buffer is not None else out.arg.name)
+            is_input = self.returned.get(len(specs), out.arg.name)
+            returned = is_input if buffer is None else ""
             match out.arg:
                 case ConstantArgument(value=constant):
                     specs.append(OutputSpec(None, constant=constant))
@@ -188,7 +190,7 @@ def read_interface(
     leaves: list[Leaf],
     constants: dict[str, str],
     returned: dict[int, str],
-    buffers: Mapping[int, dict[str, Any]],
+    buffers: Mapping[int, ReturnedBuffer],
     parameters: Parameters,
 ) -> Interface:
     """Return the interface of ``program``.
@@ -198,7 +200,7 @@ def read_interface(
         leaves: The leaves of the example call, in the order of its in_spec.
         constants: Names of the constants by placeholder.
         returned: Positions of outputs that are inputs, with the names of their placeholders.
-        buffers: Positions of outputs that are buffers which the model writes, with metadata.
+        buffers: Positions of outputs that are buffers which the model writes, by position.
         parameters: The parameters of ``forward``.
 
     Raises:
@@ -224,7 +226,7 @@ def read_interface(
         parameters.defaults,
     )
     outputs = (*(value for value, _, _ in writes), *(node.name for node in nodes))
-    copied = {i: n.copy for i, n in enumerate(nodes, len(writes)) if n.copy is not None}
+    copied = {i: n.buffer.meta for i, n in enumerate(nodes, len(writes)) if n.buffer is not None}
     written = tuple(name for _, name, _ in writes if name is not None)
     return Interface(signature, outputs, copied, written)
 

@@ -11,10 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from qfuse.ir.errors import QfuseError, StrictError
-from qfuse_command import ERROR, NO
-
-_INTERRUPTED = 130
-"""As a shell has it for a process that Ctrl-C ended."""
+from qfuse_command import ERROR, INTERRUPTED, NO
 
 
 @contextmanager
@@ -35,4 +32,4 @@ def exit_on_error(*others: type[Exception]) -> Iterator[None]:
     except KeyboardInterrupt:
         # click would exit with 1.
         click.echo("interrupted", err=True)
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)

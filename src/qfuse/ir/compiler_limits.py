@@ -13,9 +13,12 @@ from dataclasses import dataclass
 _CAUSES = 8
 # What the driver of g++ or clang says of a program that it started. A compiler that is refused
 # memory says so itself; one that is killed says nothing.
-_KILLED = re.compile(r"\bKilled signal terminated|\bKilled \(program|execute command: Killed")
+_KILLED = re.compile(
+    r"\bKilled signal terminated|signal 9 \[Killed\]|\bKilled \(program|execute command: Killed"
+)
 _NO_MEMORY = re.compile(
-    r"out of memory|memory exhausted|cannot allocate memory|bad_alloc", re.IGNORECASE
+    r"^(?!.*: error:).*(out of memory|memory exhausted|cannot allocate memory|bad_alloc)",
+    re.IGNORECASE | re.MULTILINE,
 )
 _TOO_LARGE = re.compile(r"file size limit exceeded|file too large", re.IGNORECASE)
 
@@ -52,17 +55,24 @@ def limit_behind(error: BaseException) -> CompilerLimit | None:
 
 def _limit_of(error: BaseException) -> CompilerLimit | None:
     if isinstance(error, OSError):
-        return _file_size() if error.errno == errno.EFBIG else None
+        return _of_system(error)
     if not isinstance(error, subprocess.CalledProcessError):
         return None
     said = f"{_text(error.stdout)}\n{_text(error.stderr)}"
     if error.returncode == -signal.SIGXFSZ or _TOO_LARGE.search(said):
         return _file_size()
-    if error.returncode == -signal.SIGKILL or _KILLED.search(said):
+    # A shell that started the compiler adds 128.
+    if error.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL} or _KILLED.search(said):
         return _memory("the C++ compiler was killed, as it is where memory runs out")
     if _NO_MEMORY.search(said):
         return _memory("the C++ compiler ran out of memory")
     return None
+
+
+def _of_system(error: OSError) -> CompilerLimit | None:
+    if error.errno in {errno.ENOMEM, errno.EAGAIN}:
+        return _memory("the C++ compiler could not be started for want of memory or processes")
+    return _file_size() if error.errno == errno.EFBIG else None
 
 
 def _memory(what: str) -> CompilerLimit:

@@ -20,11 +20,12 @@ _USED = b"_ZNSt6localeC1Ev"
 _LIBCXX = b"_ZNSt3__1"
 
 
-def own_cpp_library(library: Path) -> str | None:
+def own_cpp_library(library: Path, *, has_streams: bool = False) -> str | None:
     """Return what is wrong with the C++ standard library of a shared library, or ``None``.
 
     Args:
         library: A file that the compiler made; one without streams needs no standard library.
+        has_streams: Whether it has streams for certain: a copy may have no names.
 
     Raises:
         OSError: The file cannot be read.
@@ -32,6 +33,6 @@ def own_cpp_library(library: Path) -> str | None:
     data = library.read_bytes()
     if _LIBCXX in data:
         return "it links libc++, and torch libstdc++"
-    if _USED in data and _SHARED not in data:
+    if (has_streams or _USED in data) and _SHARED not in data:
         return "it links a copy of libstdc++ into each library, and torch shares one"
     return None

@@ -25,7 +25,7 @@ def path_of(given: object, kind: type[QfuseError] = OptionsError) -> Path:
     """
     if isinstance(given, (str, os.PathLike)):
         path = os.fspath(given)
-        if isinstance(path, str):
+        if isinstance(path, str) and "\0" not in path:
             return Path(path)
     raise kind(
         f"the path of a file is a str or a pathlib.Path, not {a_kind(given)}",

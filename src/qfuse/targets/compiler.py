@@ -118,7 +118,7 @@ def try_compiler(compiler: Compiler) -> CompilerFault | None:
             subprocess.run(
                 command, capture_output=True, text=True, check=True, timeout=_TRIAL_SECONDS
             )
-            own = own_cpp_library(library)
+            own = own_cpp_library(library, has_streams=True)
         except subprocess.CalledProcessError as error:
             limit = limit_behind(error)
             if limit is not None:
