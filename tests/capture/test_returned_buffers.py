@@ -142,6 +142,7 @@ def test_captured(forward: Forward) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+@pytest.mark.filterwarnings("ignore:erase_node:UserWarning")  # of torch 2.14
 @pytest.mark.parametrize("forward", CASES)
 def test_captured_from_a_functional_program(forward: Forward) -> None:
     model = model_of(forward)
