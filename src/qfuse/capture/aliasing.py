@@ -7,7 +7,7 @@ that an output is the mutated input itself, or that two writes go to the same te
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -90,7 +90,10 @@ def _bases(program: ExportedProgram) -> dict[Node, Node]:
 
 def written_inputs(program: ExportedProgram) -> set[str]:
     """Return the names of the placeholders that the graph mutates, directly or through views."""
-    base = _bases(program)
+    return _written(program, _bases(program))
+
+
+def _written(program: ExportedProgram, base: Mapping[Node, Node]) -> set[str]:
     written = {
         spec.target or ""
         for spec in program.graph_signature.output_specs
@@ -150,7 +153,7 @@ def returned_buffers(program: ExportedProgram) -> dict[int, ReturnedBuffer]:
     apart: there, these are all outputs that are a written value.
     """
     base, specs = _bases(program), program.graph_signature
-    writes = written_inputs(program)
+    writes = _written(program, base)
     values = cast("Sequence[Any]", program.graph.output_node().args[0])
     placeholders = {spec.target: spec.arg.name for spec in specs.input_specs}
     written: set[Node] = set()
