@@ -23,7 +23,6 @@ from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.cost import CostModel, CostProfile, measure
 from qfuse.cost.times import Times
-from qfuse.ir.errors import OptionsError
 from qfuse.ir.events import FLOAT, Lowered
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.ops import library as ops
@@ -36,6 +35,7 @@ from qfuse.targets import Target
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import per_channel, per_token, stored_like
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
+from qfuse_bench.harness.own_kernels import load_kernels
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.report.markdown import write_section
 
@@ -245,9 +245,7 @@ def predict(
 
 def run_predictions(options: PredictionOptions, console: Console) -> list[PathResult]:
     """Measure, show tables, and write what was asked for."""
-    library = kernels.load()
-    if not library.available:
-        raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
+    library = load_kernels()
     rows, sizes = (_QUICK_ROWS, _QUICK_SIZES) if options.quick else (_ROWS, _SIZES)
     paths = options.isa or library.instruction_sets
     found, load = [], BackgroundLoad()

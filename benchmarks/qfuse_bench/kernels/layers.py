@@ -23,12 +23,13 @@ from rich.table import Table
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
-from qfuse.kernels import linear_w8a8_quantized, load, pack_weight
+from qfuse.kernels import linear_w8a8_quantized, pack_weight
 from qfuse.kernels.convolution_ops import convolution_depthwise_w8a8_quantized as depthwise
 from qfuse.kernels.convolution_ops import convolution_w8a8_quantized as convolution
 from qfuse.kernels.pack_convolution import convolution_sums, pack_convolution, pack_depthwise
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
 from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, compare, measure
+from qfuse_bench.harness.own_kernels import load_kernels
 from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.kernels.cells import Stillness
 from qfuse_bench.kernels.contenders import codes, scales
@@ -284,9 +285,7 @@ def run_layers(
             f"{options.rounds} rounds with {options.threads} threads cannot be measured",
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
-    library = load()
-    if not library.available:
-        raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
+    library = load_kernels()
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads or before)
     background, stillness, rows = BackgroundLoad(), Stillness(options.patience), []

@@ -22,12 +22,12 @@ from rich.console import Console
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
-from qfuse.kernels import load
 from qfuse.kernels.library import ISA_VARIABLE
 from qfuse.targets import Target
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
 from qfuse_bench.harness.machine_class import LIMITS, restart_with_limits
 from qfuse_bench.harness.measure import LEAST_ROUNDS
+from qfuse_bench.harness.own_kernels import load_kernels
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.kernels.cells import Cell, Plan, Stillness, cold_and_warm
 from qfuse_bench.kernels.contenders import Shape
@@ -166,9 +166,7 @@ def run_kernels(options: KernelOptions, console: Console | None = None) -> Kerne
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
     grid = Grid.of(options)
-    library = load()
-    if not library.available:
-        raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
+    library = load_kernels()
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads or before)
     try:

@@ -21,11 +21,11 @@ from rich.table import Table
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
-from qfuse.kernels import load
 from qfuse.targets import Target
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
 from qfuse_bench.harness.machine_class import LIMITS, restart_with_limits
 from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, compare, measure
+from qfuse_bench.harness.own_kernels import load_kernels
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.kernels.cells import MOST_STREAMED_ROWS, Rotating
@@ -194,9 +194,7 @@ def run_scaling(options: ScalingOptions, console: Console | None = None) -> Scal
         )
     families = pick(options.family, FAMILIES, "family")
     shapes = [(size_of(size), [number(m) for m in options.rows]) for size in options.size]
-    library = load()
-    if not library.available:
-        raise OptionsError(f"no kernels to measure: {library.reason}", fix="see qfuse doctor")
+    load_kernels()
     threads = numbers_of_threads(most)
     background, found = BackgroundLoad(), list[Scaling]()
     cache_bytes = max(target.l3_bytes, LEAST_CACHE_BYTES)
