@@ -21,6 +21,8 @@ _BLOCK_SECONDS = 0.08
 _LEAST_CALLS = 3
 _MOST_CALLS = 200
 _TRIAL_CALLS = 3
+# One call that takes so long is a block of its own: a stall of the machine is short beside it.
+_LONG_SECONDS = 0.5
 
 
 class Timeable(Protocol):
@@ -80,7 +82,7 @@ def measure(  # noqa: PLR0913 - how to measure, each with a default
         rounds: How many rounds.
         seed: Of the orders.
         block_seconds: Length of a block.
-        least_calls: Minimum calls per block.
+        least_calls: Minimum calls per block, unless one takes over half a second.
         before_round: Called before every round, as to wait for a quiet moment.
         after_round: Called after every round.
     """
@@ -99,8 +101,10 @@ def measure(  # noqa: PLR0913 - how to measure, each with a default
     for name in order:
         trial = timed(name, min(_TRIAL_CALLS, least_calls))
         if trial:
-            wanted = int(block_seconds / max(median(trial), 1e-9))
-            calls[name] = min(max(wanted, least_calls), _MOST_CALLS)
+            usual = median(trial)
+            wanted = int(block_seconds / max(usual, 1e-9))
+            least = 1 if usual > _LONG_SECONDS else least_calls
+            calls[name] = min(max(wanted, least), _MOST_CALLS)
     for _ in range(rounds):
         before_round()
         draw.shuffle(order)

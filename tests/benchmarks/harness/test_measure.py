@@ -55,21 +55,21 @@ def test_equal_seeds_give_equal_orders() -> None:
 def test_a_block_lasts_as_long_as_asked() -> None:
     clock = Clock()
     # A trial of three calls takes 1, 2 and 3 times the seconds: its median is twice that.
-    names = {"quick": 1e-6, "middle": 0.005, "slow": 1.0}
+    names = {"quick": 1e-6, "middle": 0.005, "slow": 0.1, "slower": 1.0}
     measure({n: clock.contender(n, s) for n, s in names.items()}, 1, block_seconds=0.1)
 
-    assert dict(clock.asked[3:]) == {"quick": 200, "middle": 10, "slow": 3}
+    assert dict(clock.asked[4:]) == {"quick": 200, "middle": 10, "slow": 3, "slower": 1}
 
 
 def test_a_round_is_the_median_of_its_block() -> None:
     clock = Clock()
-    series = measure({"a": clock.contender("a", 1.0)}, 2)["a"]
+    series = measure({"a": clock.contender("a", 0.125)}, 2)["a"]
 
-    assert series.rounds == [2.0, 2.0]
-    assert series.calls == [1.0, 2.0, 3.0] * 2
-    assert series.median == 2.0
-    assert series.p10 == pytest.approx(1.0)
-    assert series.p90 == pytest.approx(3.0)
+    assert series.rounds == [0.25, 0.25]
+    assert series.calls == [0.125, 0.25, 0.375] * 2
+    assert series.median == 0.25
+    assert series.p10 == pytest.approx(0.125)
+    assert series.p90 == pytest.approx(0.375)
 
 
 @pytest.mark.parametrize("fails_at", [0, 2])
