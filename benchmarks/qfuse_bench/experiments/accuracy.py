@@ -28,7 +28,7 @@ from qfuse_bench.harness._torch_api import compile_frozen, register_peer_pattern
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, measure
 from qfuse_bench.harness.worker import time_calls
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.workloads.digits import Images, predict, read_digits, train
 
 _SECTION = "accuracy"
@@ -111,6 +111,7 @@ def run_accuracy(options: AccuracyOptions, console: Console) -> AccuracyResults:
         OptionsError: A number is too small.
     """
     _check(options)
+    outputs = Outputs(_SECTION, options.page)
     seen, unseen = read_digits()
     model = train(seen, options.steps, options.seed)
     quantized = _quantized(model, seen)
@@ -144,9 +145,8 @@ def run_accuracy(options: AccuracyOptions, console: Console) -> AccuracyResults:
     )
     results = AccuracyResults(rows, len(unseen) - _equal(second, third), fast.report)
     console.print(_table(results, options))
-    if options.page is not None:
-        here = Setting.here(torch.get_num_threads())
-        write_section(options.page, _SECTION, results=results, setting=here, options=options)
+    here = Setting.here(torch.get_num_threads())
+    outputs.write(results=results, setting=here, options=options)
     return results
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.peers.cases import Case, example_inputs
 from qfuse_bench.peers.contenders import Contender, Engine, FloatType, eager_model
 from qfuse_bench.report import format as words
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.tables import ratio_text, setting_text, time_text
 
 PREFILL = Case("prefill", "llama", "4 layers, hidden 1024, 16 heads over 8, prompt of 256 tokens")
@@ -176,6 +175,7 @@ def run_experiment(
             f"{options.rounds} rounds with {options.threads} threads cannot be measured",
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
+    outputs = Outputs(experiment.section, options.page, options.json, "gain")
     threads = options.threads or torch.get_num_threads()
     results = GainResults(experiment, Setting.here(threads), options.rounds, ())
     with watching(console, len(cases) * len(forms) * (4 + options.rounds)) as watch:
@@ -187,7 +187,7 @@ def run_experiment(
                 gain = _measure(experiment, case, form, threads, options, watch)
                 results = replace(results, gains=(*results.gains, gain))
                 # Keep the results so far, even if the rest fails.
-                _write(results, options)
+                outputs.write(results.to_dict(), results=results)
     console.print(_table(results))
     console.print(setting_text(results.setting, options.rounds, results.others))
     for line in results.verdicts():
@@ -215,14 +215,6 @@ def _measure(
         others = background.share()
     before, after = entries[pair.before.name], entries[pair.after.name]
     return Gain(case.name, case.what, form, before, after, others)
-
-
-def _write(results: GainResults, options: RunOptions) -> None:
-    if options.json is not None:
-        text = json.dumps(results.to_dict(), indent=1)
-        options.json.write_text(text, encoding="utf-8")
-    if options.page is not None:
-        write_section(options.page, results.experiment.section, "gain", results=results)
 
 
 def _table(results: GainResults) -> Table:

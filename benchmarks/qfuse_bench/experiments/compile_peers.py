@@ -35,7 +35,7 @@ from qfuse_bench.harness.process import Job, Worker, WorkerError
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import median
 from qfuse_bench.harness.worker import Inputs, Subject
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 
 QFUSE, PLAIN, FROZEN = "qfuse", "torch.compile", "torch.compile, frozen"
 CONTENDERS = (QFUSE, PLAIN, FROZEN)
@@ -160,6 +160,7 @@ def _cpu_seconds() -> float:
 
 def run_compile_peers(options: PeerOptions, console: Console) -> list[PeerRow]:
     """Measure, show a table, and write the requested page."""
+    outputs = Outputs(_SECTION, options.page)
     setting = Setting.here(options.threads or torch.get_num_threads())
     rounds = 1 if options.quick else options.rounds
     contenders = (QFUSE, PLAIN) if options.quick else CONTENDERS
@@ -188,15 +189,7 @@ def run_compile_peers(options: PeerOptions, console: Console) -> list[PeerRow]:
                     found[contender].append(_facts(job, example))
                     watch.advance()
             rows += rows_of(name, found)
-            if options.page is not None:
-                write_section(
-                    options.page,
-                    _SECTION,
-                    rows=rows,
-                    setting=setting,
-                    verdicts=verdicts(rows),
-                    median=median,
-                )
+            outputs.write(rows=rows, setting=setting, verdicts=verdicts(rows), median=median)
     console.print(_table(rows))
     for line in verdicts(rows):
         console.print(line, highlight=False)

@@ -35,7 +35,7 @@ from qfuse_bench.harness._torch_api import propagate
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.harness.stats import median, quantile
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.workloads.block_graphs import blocks
 
 SIZES = (50, 100, 200, 500, 1000, 2000)
@@ -116,6 +116,7 @@ def run_compile_cost(options: CostOptions, console: Console) -> list[CostRow]:
             f"{options.rounds} rounds up to {options.most} linears cannot be measured",
             fix=f"ask for at least 1 round and {SIZES[0]} linears",
         )
+    outputs = Outputs(_SECTION, options.page)
     pipeline = _pipeline()
     makers = list(_graphs(options))
     rows: list[CostRow] = []
@@ -123,24 +124,13 @@ def run_compile_cost(options: CostOptions, console: Console) -> list[CostRow]:
         for name, make in makers:
             rows.append(_measure(pipeline, name, make, options.rounds, watch))
             # The greatest graphs take minutes to build: what is measured is kept.
-            _write(rows, options)
+            outputs.write(
+                rows=rows, setting=Setting.here(1), verdicts=verdicts(rows), median=median
+            )
     console.print(_table(rows))
     for line in verdicts(rows):
         console.print(line, highlight=False)
     return rows
-
-
-def _write(rows: Sequence[CostRow], options: CostOptions) -> None:
-    if options.page is None:
-        return
-    write_section(
-        options.page,
-        _SECTION,
-        rows=rows,
-        setting=Setting.here(1),
-        verdicts=verdicts(rows),
-        median=median,
-    )
 
 
 def verdicts(rows: Sequence[CostRow]) -> list[str]:

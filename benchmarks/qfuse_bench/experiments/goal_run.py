@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -35,7 +34,7 @@ from qfuse_bench.peers.contenders import (
     missing,
 )
 from qfuse_bench.report import format as words
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.tables import ratio_text, setting_text, time_text
 
 _STYLE = {
@@ -95,15 +94,18 @@ class GoalRun:
 
 def run_goals(run: GoalRun, console: Console) -> GoalResults:
     """Measure every cell, show the outcomes, and write the requested files."""
+    outputs = Outputs(run.section, run.page, run.json, kind=run.kind)
     cells = run.chosen
     whole = tuple(run.cells)
     results = GoalResults(run.setting, run.rounds, (), _absent(cells), run.kind, run.aims, whole)
     if run.resume and run.json is not None:
+        # Cells that were not asked for stay in the file, so that a run can be done in parts.
         kept = [
             one
-            for one in measured_before(run.json, results, cells)
+            for one in measured_before(run.json, results, whole)
             # An engine may have been installed since.
-            if set(one.entries) == {contender.name for contender in _present(one.cell)}
+            if one.cell not in cells
+            or set(one.entries) == {contender.name for contender in _present(one.cell)}
         ]
         results = replace(results, cells=tuple(kept))
         cells = [cell for cell in cells if cell not in {one.cell for one in kept}]
@@ -115,7 +117,7 @@ def run_goals(run: GoalRun, console: Console) -> GoalResults:
             for measured in _measure(list(group), run, watch):
                 # Keep the results so far, even if the rest fails.
                 results = replace(results, cells=_in_order((*results.cells, measured), run))
-                _write(results, run)
+                outputs.write(results.to_dict(), results=results)
     _show(results, console)
     return results
 
@@ -171,13 +173,6 @@ def _present(cell: Cell) -> list[Contender]:
 def _eager(contender: Contender, recipe: str) -> Contender:
     """Return the quantized model without a compiler, which shows what its bits are worth."""
     return eager_model(contender.model, contender.sizes, recipe, group_size=contender.group_size)
-
-
-def _write(results: GoalResults, run: GoalRun) -> None:
-    if run.json is not None:
-        run.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
-    if run.page is not None:
-        write_section(run.page, run.section, kind=run.kind, results=results)
 
 
 def _show(results: GoalResults, console: Console) -> None:

@@ -7,7 +7,6 @@ where there is a difference to be right about: more than 5 %, with an interval t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from qfuse_bench.harness.measure import LEAST_ROUNDS
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.peers.cases import pick
 from qfuse_bench.report import format as words
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.tables import ratio_text, setting_text
 from qfuse_bench.workloads.measure_site import DIFFERENCE, Bench, Measured
 from qfuse_bench.workloads.model_sites import sites_of
@@ -208,6 +207,7 @@ def _check(options: SiteOptions) -> None:
 def _measured(
     options: SiteOptions, threads: int, console: Console, model: ModelSites | None
 ) -> SiteResults:
+    outputs = Outputs(_SECTION, options.page, options.json)
     setting, background = Setting.here(threads), BackgroundLoad()
     rows: list[Measured] = []
 
@@ -232,7 +232,7 @@ def _measured(
         for row in found:
             rows.append(row)
             # A whole run takes long: what is measured is kept.
-            _write(results(), options)
+            outputs.write(results().to_dict(), results=results())
     return results()
 
 
@@ -273,13 +273,6 @@ def _model(
         series = pair.run(site.inputs(), options.rounds, _BLOCK_SECONDS)
         sizes = site.m, site.k, site.widths
         yield Measured(site.name, site.kind, *sizes, site.predicted, *series, site.count)
-
-
-def _write(results: SiteResults, options: SiteOptions) -> None:
-    if options.json is not None:
-        options.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
-    if options.page is not None:
-        write_section(options.page, _SECTION, results=results)
 
 
 def _table(results: SiteResults) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +36,7 @@ from qfuse_bench.peers.contenders import (
     float_peers,
     quantized_pair,
 )
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.results import Match, Results, pairs_of
 from qfuse_bench.report.tables import show
 
@@ -188,6 +187,7 @@ def _goal_run(options: BenchOptions, plan: _Plan, setting: Setting) -> GoalRun:
 
 
 def _run_models(options: BenchOptions, plan: _Plan, setting: Setting, console: Console) -> None:
+    outputs = Outputs(_SECTION, options.page, options.json)
     matches: list[Match] = []
     skipped: dict[str, str] = {}
     with watching(console, plan.steps) as watch:
@@ -198,21 +198,13 @@ def _run_models(options: BenchOptions, plan: _Plan, setting: Setting, console: C
                 for match in _measure_case(case, plan, watch):
                     matches.append(match)
                     # A run takes hours: what is measured is kept, whatever happens to the rest.
-                    _write(Results(setting, plan.rounds, tuple(matches), skipped), options)
+                    results = Results(setting, plan.rounds, tuple(matches), skipped)
+                    outputs.write(results.to_dict(), results=results)
             except WorkerError as error:
                 skipped[case.name] = str(error)
     results = Results(setting, plan.rounds, tuple(matches), skipped)
     show(results, console)
-    _write(results, options)
-
-
-def _write(results: Results, options: BenchOptions) -> None:
-    """Write what was measured to where it was asked for."""
-    if options.json is not None:
-        text = json.dumps(results.to_dict(), indent=1)
-        options.json.write_text(text, encoding="utf-8")
-    if options.page is not None:
-        write_section(options.page, _SECTION, results=results)
+    outputs.write(results.to_dict(), results=results)
 
 
 @dataclass(frozen=True, slots=True)

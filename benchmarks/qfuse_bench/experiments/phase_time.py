@@ -32,7 +32,7 @@ from qfuse.rewrite.context import RewriteContext
 from qfuse_bench.harness.machine import Setting
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import median
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.workloads.movement_graphs import KINDS, calls_in, movement_graph
 
 SIZES = (1_000, 3_000, 10_000)
@@ -100,6 +100,7 @@ def run_phase_cost(options: PhaseOptions, console: Console) -> list[PhaseRow]:
             f"{options.rounds} rounds up to {options.most} calls cannot be measured",
             fix=f"ask for at least 1 round and {SIZES[0]} calls",
         )
+    outputs = Outputs(_SECTION, options.page)
     rows: list[PhaseRow] = []
     with watching(console, len(KINDS) * len(sizes)) as watch:
         for kind in KINDS:
@@ -110,9 +111,7 @@ def run_phase_cost(options: PhaseOptions, console: Console) -> list[PhaseRow]:
     console.print(_table(rows))
     for line in verdicts(rows):
         console.print(line, highlight=False)
-    if options.page is not None:
-        here, said = Setting.here(1), verdicts(rows)
-        write_section(options.page, _SECTION, rows=rows, setting=here, verdicts=said, median=median)
+    outputs.write(rows=rows, setting=Setting.here(1), verdicts=verdicts(rows), median=median)
     return rows
 
 

@@ -37,7 +37,7 @@ from qfuse.testing.quant import per_channel, per_token, stored_like
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
 from qfuse_bench.harness.own_kernels import load_kernels
 from qfuse_bench.harness.progress import Watch, watching
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 
 CLOSE = 1.05
 """A choice is good if it takes at most this many times what the fastest one takes."""
@@ -245,6 +245,7 @@ def predict(
 
 def run_predictions(options: PredictionOptions, console: Console) -> list[PathResult]:
     """Measure, show tables, and write what was asked for."""
+    outputs = Outputs(_SECTION, options.page)
     library = load_kernels()
     rows, sizes = (_QUICK_ROWS, _QUICK_SIZES) if options.quick else (_ROWS, _SIZES)
     paths = options.isa or library.instruction_sets
@@ -259,9 +260,8 @@ def run_predictions(options: PredictionOptions, console: Console) -> list[PathRe
         console.print(prediction_table(path))
         for line in (path.summaries[-1].verdict, *path.misses):
             console.print(f"  {line}", style="dim", highlight=False)
-    if options.page is not None:
-        setting = Setting.here(torch.get_num_threads())
-        write_section(options.page, _SECTION, setting=setting, paths=found, others=load.share())
+    setting = Setting.here(torch.get_num_threads())
+    outputs.write(setting=setting, paths=found, others=load.share())
     return found
 
 

@@ -36,7 +36,7 @@ from qfuse_bench.harness.process import Job, Worker, WorkerError
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.harness.worker import Inputs, Subject
 from qfuse_bench.peers.contenders import CALIBRATION_SEEDS, FACTORY, Contender, Engine, FloatType
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 
 _SECTION = "same-bits"
 _SAVED = "qfuse_bench.experiments.same_bits:load_saved"
@@ -239,6 +239,7 @@ class _Runs:
 
 def run_same_bits(options: SameBitsOptions, console: Console) -> list[BitsRow]:
     """Run every engine under each limit, and show a table."""
+    outputs = Outputs(_SECTION, options.page)
     threads = options.threads or torch.get_num_threads()
     inputs: Inputs = zoo.build(options.model, **options.sizes).inputs(_SEED)
     with tempfile.TemporaryDirectory(prefix="qfuse-bits-") as name:
@@ -262,9 +263,7 @@ def run_same_bits(options: SameBitsOptions, console: Console) -> list[BitsRow]:
                 found = {what: runs.model(engine, what, limit) for what, limit in limits}
                 rows += compare(str(engine), found, reference)
     console.print(_table(rows))
-    if options.page is not None:
-        here = Setting.here(threads)
-        write_section(options.page, _SECTION, rows=rows, setting=here, options=options)
+    outputs.write(rows=rows, setting=Setting.here(threads), options=options)
     return rows
 
 

@@ -39,7 +39,7 @@ from qfuse_bench.harness.process import Job, Worker, WorkerError
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.worker import Inputs, Subject
 from qfuse_bench.report import format as words
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 
 TORCH, INT8, QFUSE = "torch", "torch, int8", "qfuse, int8"
 ONNX, ONNX_INT8, OPENVINO = "onnx", "onnx, int8", "openvino"
@@ -194,6 +194,7 @@ def _compiled(bert: Any, tokens: Mapping[str, torch.Tensor]) -> Compiled:
 
 def run_sentence_backends(options: SentenceOptions, console: Console) -> list[SentenceRow]:
     """Build every encoder, time them in turns, and show a table."""
+    outputs = Outputs(_SECTION, options.page)
     threads = options.threads or torch.get_num_threads()
     rows: list[SentenceRow] = []
     steps = len(options.batches) * len(options.encoders)
@@ -222,9 +223,7 @@ def run_sentence_backends(options: SentenceOptions, console: Console) -> list[Se
                 # Building takes minutes: what is known is shown.
                 console.print(_table(made))
                 rows += made
-    if options.page is not None:
-        here = Setting.here(threads)
-        write_section(options.page, _SECTION, rows=rows, setting=here, packages=_packages())
+    outputs.write(rows=rows, setting=Setting.here(threads), packages=_packages())
     return rows
 
 

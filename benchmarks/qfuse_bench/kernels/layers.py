@@ -8,7 +8,6 @@ the tiles reach without gathering pixels, and as oneDNN's convolution.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,7 +33,7 @@ from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.kernels.cells import Stillness
 from qfuse_bench.kernels.contenders import codes, scales
 from qfuse_bench.report import format as words
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.tables import ratio_text, setting_text
 
 _SECTION = "layers"
@@ -285,6 +284,7 @@ def run_layers(
             f"{options.rounds} rounds with {options.threads} threads cannot be measured",
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
+    outputs = Outputs(_SECTION, options.page, options.json)
     library = load_kernels()
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads or before)
@@ -304,10 +304,7 @@ def run_layers(
     finally:
         torch.set_num_threads(before)
     _show(results, console)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
-    if options.page is not None:
-        write_section(options.page, _SECTION, results=results)
+    outputs.write(results.to_dict(), results=results)
     return results
 
 

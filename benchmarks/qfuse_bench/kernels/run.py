@@ -8,7 +8,6 @@ below the tables whether the kernels reach what they aim at.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ from qfuse_bench.kernels.roofline import Limits, measure_limits
 from qfuse_bench.kernels.tables import limits_text, show_kernels
 from qfuse_bench.kernels.targets import ROWS, SIDES, TARGETS
 from qfuse_bench.peers.cases import pick
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 
 _SECTION = "kernels"
 _QUICK_ROWS = (1, 32, 512)
@@ -166,11 +165,12 @@ def run_kernels(options: KernelOptions, console: Console | None = None) -> Kerne
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
     grid = Grid.of(options)
+    outputs = Outputs(_SECTION, options.page, options.json)
     library = load_kernels()
     before = torch.get_num_threads()
     torch.set_num_threads(options.threads or before)
     try:
-        results = _run(grid, options, _used(library.instruction_sets), console)
+        results = _run(grid, options, _used(library.instruction_sets), outputs, console)
     finally:
         torch.set_num_threads(before)
     show_kernels(results, console)
@@ -178,7 +178,11 @@ def run_kernels(options: KernelOptions, console: Console | None = None) -> Kerne
 
 
 def _run(
-    grid: Grid, options: KernelOptions, instruction_sets: tuple[str, ...], console: Console
+    grid: Grid,
+    options: KernelOptions,
+    instruction_sets: tuple[str, ...],
+    outputs: Outputs,
+    console: Console,
 ) -> KernelResults:
     setting = Setting.here(torch.get_num_threads())
     cache_bytes = Target.detect(extensions=False).l3_bytes
@@ -207,7 +211,7 @@ def _run(
             results = KernelResults(
                 setting, instruction_sets, limits, options.rounds, tuple(cells), background.share()
             )
-            _write(results, options)
+            outputs.write(results.to_dict(), results=results, limits=limits_text(results.limits))
     return results
 
 
@@ -226,14 +230,6 @@ def _cells(
             cells.append(plan.measure(name, shape, contenders, cold=cold))
             watch.advance()
     return cells
-
-
-def _write(results: KernelResults, options: KernelOptions) -> None:
-    if options.json is not None:
-        options.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
-    if options.page is not None:
-        limits = limits_text(results.limits)
-        write_section(options.page, _SECTION, results=results, limits=limits)
 
 
 def _used(instruction_sets: tuple[str, ...]) -> tuple[str, ...]:

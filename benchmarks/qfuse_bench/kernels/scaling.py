@@ -7,7 +7,6 @@ each contender with as many threads.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -35,7 +34,7 @@ from qfuse_bench.kernels.roofline import LEAST_CACHE_BYTES, copies_of
 from qfuse_bench.kernels.run import number, size_of
 from qfuse_bench.peers.cases import pick
 from qfuse_bench.report import format as words
-from qfuse_bench.report.markdown import write_section
+from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.tables import setting_text
 
 _SECTION = "scaling"
@@ -194,6 +193,7 @@ def run_scaling(options: ScalingOptions, console: Console | None = None) -> Scal
         )
     families = pick(options.family, FAMILIES, "family")
     shapes = [(size_of(size), [number(m) for m in options.rows]) for size in options.size]
+    outputs = Outputs(_SECTION, options.page, options.json)
     load_kernels()
     threads = numbers_of_threads(most)
     background, found = BackgroundLoad(), list[Scaling]()
@@ -215,10 +215,7 @@ def run_scaling(options: ScalingOptions, console: Console | None = None) -> Scal
     setting = Setting.here(most)
     results = ScalingResults(setting, options.rounds, tuple(found), background.share())
     _show(results, console)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results.to_dict(), indent=1), encoding="utf-8")
-    if options.page is not None:
-        write_section(options.page, _SECTION, results=results)
+    outputs.write(results.to_dict(), results=results)
     return results
 
 

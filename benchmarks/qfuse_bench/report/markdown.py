@@ -109,8 +109,21 @@ def write_section(
     Raises:
         OptionsError: The page is missing, or has no such section.
     """
-    if not page.is_file():
-        raise OptionsError(f"there is no page {page}", fix="give the path of an existing one")
-    text, body = page.read_text(encoding="utf-8"), render(template or section, **values)
+    text, body = _read(page), render(template or section, **values)
     kind = kind or MachineClass.here()
     page.write_text(replace_region(text, section, kind, body), encoding="utf-8")
+
+
+def check_section(page: Path, section: str) -> None:
+    """Refuse a page that has no such section.
+
+    Raises:
+        OptionsError: The page is missing, or has no such section, or the marks in it are broken.
+    """
+    regions_of(_read(page), section)
+
+
+def _read(page: Path) -> str:
+    if not page.is_file():
+        raise OptionsError(f"there is no page {page}", fix="give the path of an existing one")
+    return page.read_text(encoding="utf-8")

@@ -96,6 +96,17 @@ def test_the_cells_of_the_file_are_kept_and_the_others_measured(
     assert run()[1] == 0
 
 
+def test_a_run_in_parts_keeps_what_it_does_not_ask_for(
+    run: Callable[..., tuple[GoalResults, int]],
+) -> None:
+    run(floats=("bf16",))
+    found, count = run(floats=("f32",))
+
+    assert count == 2
+    assert [one.cell.ours.float_type for one in found.cells] == ["f32", "f32", "bf16", "bf16"]
+    assert sorted(seconds_of(found)) == [1.0] * 2 + [2.0] * 2
+
+
 def test_what_was_measured_comes_back_as_it_was(
     run: Callable[..., tuple[GoalResults, int]], tmp_path: Path
 ) -> None:

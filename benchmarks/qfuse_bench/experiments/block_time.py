@@ -1,0 +1,226 @@
+"""``python -m qfuse_bench.experiments.block_time``: compiling repeated blocks once, or all as one.
+
+Each model is compiled in two processes, as one package and with its blocks compiled once, and the
+calls are timed in interleaved rounds. The answers of one package are the reference of the other, so
+``exact`` means equal bits. The seconds of the backend are those of one compilation each, with an
+empty cache of compiled code, after a small linear was compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import qfuse
+from qfuse import zoo
+from qfuse.backends.runner import BLOCKS_VARIABLE
+from qfuse.cli.errors import exit_on_error
+from qfuse.cli.options import options_of
+from qfuse.ir.errors import OptionsError
+from qfuse.zoo import recipes
+from qfuse_bench.harness.comparison import Comparison, Competitor, Entry
+from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
+from qfuse_bench.harness.measure import LEAST_ROUNDS, compare
+from qfuse_bench.harness.progress import watching
+from qfuse_bench.harness.stats import Ratio
+from qfuse_bench.harness.worker import Inputs, Subject
+from qfuse_bench.report.outputs import Outputs
+from qfuse_bench.report.tables import ratio_text, time_text
+
+WHOLE, BLOCKS = "one package", "blocks"
+_CHOICES = {WHOLE: "off", BLOCKS: "on"}
+_FACTORY = "qfuse_bench.experiments.block_time:build"
+_SECTION = "blocks"
+_HEAD_WIDTH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOptions:
+    """What to compile, and how often to call it.
+
+    Attributes:
+        model: A model of the zoo with layers of a hidden size.
+        recipe: How it is quantized.
+        layers: The numbers of layers.
+        hidden: The hidden sizes.
+        seq: Tokens of the input.
+        rounds: Interleaved rounds per model.
+        threads: OpenMP threads; 0 takes torch's default.
+        patience: Seconds to wait, per model, for other programs to leave the cores.
+        page: A page with a section to write the table into.
+    """
+
+    model: str = field(default="llama", metadata={"help": "a model of the zoo"})
+    recipe: str = field(default="w8a8-dynamic", metadata={"help": "how it is quantized"})
+    layers: tuple[int, ...] = field(default=(4, 8, 16, 32), metadata={"help": "layers"})
+    hidden: tuple[int, ...] = field(default=(256, 1024), metadata={"help": "hidden size"})
+    seq: int = field(default=64, metadata={"help": "tokens of the input"})
+    rounds: int = field(default=21, metadata={"help": "interleaved rounds per model"})
+    threads: int = field(default=0, metadata={"help": "threads; 0 takes torch's default"})
+    patience: float = field(
+        default=60.0,
+        metadata={"help": "seconds to wait, per model, for other programs to be quiet"},
+    )
+    page: Path | None = field(
+        default=None, metadata={"help": "a Markdown page to write the table into"}
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured."""
+        if self.rounds < LEAST_ROUNDS or self.threads < 0:
+            raise OptionsError(
+                f"{self.rounds} rounds with {self.threads} threads cannot be measured",
+                fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
+            )
+
+    def sizes(self, layers: int, hidden: int) -> dict[str, int]:
+        """Return the sizes of one model."""
+        heads = max(1, hidden // _HEAD_WIDTH)
+        sizes = {"layers": layers, "hidden": hidden, "heads": heads, "seq": self.seq}
+        if self.model == "llama":
+            sizes |= {"kv_heads": max(1, heads // 2), "intermediate": hidden * 11 // 4}
+        return sizes
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRow:
+    """One model in both forms.
+
+    Attributes:
+        layers: Its layers.
+        hidden: Its hidden size.
+        whole: Compiled as one package.
+        blocks: With its blocks compiled once.
+    """
+
+    layers: int
+    hidden: int
+    whole: Entry
+    blocks: Entry
+
+    @property
+    def call_ratio(self) -> Ratio | None:
+        """Time of a call with blocks over that of one package; ``None`` if one failed."""
+        if self.whole.time is None or self.blocks.time is None:
+            return None
+        return compare(self.blocks.time, self.whole.time)
+
+    @property
+    def equal_bits(self) -> str:
+        """Whether the answers are equal to the last bit."""
+        found = self.blocks.sqnr
+        return "-" if found is None else "yes" if found == math.inf else "no"
+
+    @property
+    def outcome(self) -> str:
+        """What became of the blocks, in words."""
+        return self.blocks.reason or str(self.blocks.facts["outcome"])
+
+
+def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
+    """Compile a model in a worker, and return it with the seconds as facts.
+
+    Args:
+        arguments: ``model``, ``sizes``, ``recipe`` and ``blocks``.
+        example: The inputs to compile for.
+    """
+    args, kwargs = example
+    built = zoo.build(arguments["model"], **arguments["sizes"])
+    model = recipes.quantize(built.module, arguments["recipe"], args, kwargs).model
+    folder = tempfile.TemporaryDirectory(prefix="qfuse-bench-")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+    os.environ[BLOCKS_VARIABLE] = arguments["blocks"]
+    options = {"cache": False}
+    qfuse.compile(nn.Linear(8, 8).eval(), (torch.ones(2, 8),), options=options)
+    fast = qfuse.compile(model, args, kwargs, options=options)
+    said = [note.text for note in fast.report.notes if note.stage == "backends"]
+    facts = {
+        "seconds": fast.report.facts.compile_seconds,
+        "outcome": next((text for text in said if text.startswith("the graph ")), "one package"),
+    }
+    # The folder lives as long as what was compiled into it.
+    return Subject(fast, facts=facts, state=folder)
+
+
+def run_block_time(options: BlockOptions, console: Console) -> list[BlockRow]:
+    """Measure, show a table, and write the requested page."""
+    outputs = Outputs(_SECTION, options.page)
+    threads = options.threads or torch.get_num_threads()
+    setting = Setting.here(threads)
+    rows, others = list[BlockRow](), 0.0
+    models = [(layers, hidden) for hidden in options.hidden for layers in options.layers]
+    with watching(console, len(models) * (2 + options.rounds)) as watch:
+        watch.say("building kernels and measuring speeds, once per machine")
+        prepare_machine(threads)
+        for layers, hidden in models:
+            sizes = options.sizes(layers, hidden)
+            arguments = {"model": options.model, "sizes": sizes, "recipe": options.recipe}
+            whole, blocks = (
+                Competitor(name, _FACTORY, {**arguments, "blocks": choice})
+                for name, choice in _CHOICES.items()
+            )
+            made = zoo.build(options.model, **sizes)
+            with Comparison([made.inputs(0), made.inputs(1)], WHOLE, threads, watch) as contest:
+                # One after the other, so that their seconds are those of a quiet machine.
+                contest.enter([whole])
+                contest.enter([blocks])
+                background = BackgroundLoad()
+                title = f"{options.model}, {layers} layers of {hidden}"
+                entries = contest.run(options.rounds, title, options.patience)
+                others = max(others, background.share())
+            rows.append(BlockRow(layers, hidden, entries[WHOLE], entries[BLOCKS]))
+            outputs.write(
+                rows=rows, options=options, setting=setting, others=others, seconds=seconds_text
+            )
+    console.print(_table(rows))
+    for row in rows:
+        console.print(f"{row.layers} layers of {row.hidden}: {row.outcome}", highlight=False)
+    return rows
+
+
+def seconds_text(entry: Entry) -> str:
+    """Return the seconds of the backend."""
+    return f"{entry.facts['seconds']:.1f}" if entry.facts else "-"
+
+
+def _table(rows: Sequence[BlockRow]) -> Table:
+    table = Table(title="Blocks compiled once / one package", title_justify="left")
+    for column in ("layers", "hidden", f"{WHOLE}, s", f"{BLOCKS}, s"):
+        table.add_column(column, justify="right")
+    for column in (f"{WHOLE}, ms", f"{BLOCKS}, ms", "ratio of calls", "equal bits"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            str(row.layers),
+            str(row.hidden),
+            seconds_text(row.whole),
+            seconds_text(row.blocks),
+            time_text(row.whole),
+            time_text(row.blocks),
+            ratio_text(row.call_ratio),
+            row.equal_bits,
+        )
+    return table
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@options_of(BlockOptions)
+def main(**given: Any) -> None:
+    """Measure what it saves to compile repeated blocks once, and what a call then takes."""
+    with exit_on_error():
+        run_block_time(BlockOptions(**given), Console())
+
+
+if __name__ == "__main__":
+    main()
