@@ -76,6 +76,32 @@ def test_a_process_without_compiler_and_packages(tmp_path: Path) -> None:
     assert not Path(away).exists()
 
 
+@pytest.mark.own_kernels
+@pytest.mark.compiler
+def test_blocks_of_a_float_model_bring_the_kernels_that_run_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QFUSE_BLOCKS", "on")
+    layers = (m for _ in range(4) for m in (nn.Linear(16, 16), nn.Tanh()))
+    model, x = nn.Sequential(*layers).eval(), torch.randn(2, 16)
+    fast = qfuse.compile(model, (x,))
+    assert any("repeats a block" in note.text for note in fast.report.notes)
+    path, results = tmp_path / "model.qfuse", tmp_path / "results.safetensors"
+    fast.save(path)
+    done = run(FLOAT_RUN, path, results, QFUSE_CACHE_DIR=str(tmp_path / "nothing"))
+
+    assert done.returncode == 0, done.stderr
+    assert torch.equal(load_file(results)["y"], fast(x))
+
+
+FLOAT_RUN = """
+import sys, qfuse
+from safetensors.torch import save_file
+fast = qfuse.load(sys.argv[1])
+args, kwargs = fast.examples
+save_file({"y": fast(*args, **kwargs)}, sys.argv[2])
+"""
+
 COMPILE = """
 import os, resource, sys, torch, qfuse
 from torch import nn

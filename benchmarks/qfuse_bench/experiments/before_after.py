@@ -157,6 +157,15 @@ class GainResults:
         return {**head, **self.experiment.facts, "gains": gains}
 
 
+def outputs_of(experiment: Experiment, options: RunOptions) -> Outputs:
+    """Return where the results go.
+
+    Raises:
+        OptionsError: A file cannot be written.
+    """
+    return Outputs(experiment.section, options.page, options.json, "gain")
+
+
 def run_experiment(
     experiment: Experiment,
     cases: Sequence[Case],
@@ -175,7 +184,7 @@ def run_experiment(
             f"{options.rounds} rounds with {options.threads} threads cannot be measured",
             fix=f"ask for {LEAST_ROUNDS} rounds or more, and 0 threads or more",
         )
-    outputs = Outputs(experiment.section, options.page, options.json, "gain")
+    outputs = outputs_of(experiment, options)
     threads = options.threads or torch.get_num_threads()
     results = GainResults(experiment, Setting.here(threads), options.rounds, ())
     with watching(console, len(cases) * len(forms) * (4 + options.rounds)) as watch:

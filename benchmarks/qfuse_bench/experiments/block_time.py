@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
 from qfuse.zoo import recipes
-from qfuse_bench.harness.comparison import Comparison, Competitor, Entry
+from qfuse_bench.harness.comparison import Comparison, Competitor, Entry, Verdict
 from qfuse_bench.harness.machine import BackgroundLoad, Setting, prepare_machine
 from qfuse_bench.harness.measure import LEAST_ROUNDS, compare
-from qfuse_bench.harness.progress import watching
+from qfuse_bench.harness.process import WorkerError
+from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.harness.worker import Inputs, Subject
 from qfuse_bench.report.outputs import Outputs
+from qfuse_bench.report.results import entry_values
 from qfuse_bench.report.tables import ratio_text, time_text
 
 WHOLE, BLOCKS = "one package", "blocks"
@@ -58,12 +60,13 @@ class BlockOptions:
         rounds: Interleaved rounds per model.
         threads: OpenMP threads; 0 takes torch's default.
         patience: Seconds to wait, per model, for other programs to leave the cores.
+        json: Where to write everything that was measured.
         page: A page with a section to write the table into.
     """
 
     model: str = field(default="llama", metadata={"help": "a model of the zoo"})
     recipe: str = field(default="w8a8-dynamic", metadata={"help": "how it is quantized"})
-    layers: tuple[int, ...] = field(default=(4, 8, 16, 32), metadata={"help": "layers"})
+    layers: tuple[int, ...] = field(default=(4, 8, 16, 24, 32), metadata={"help": "layers"})
     hidden: tuple[int, ...] = field(default=(256, 1024), metadata={"help": "hidden size"})
     seq: int = field(default=64, metadata={"help": "tokens of the input"})
     rounds: int = field(default=21, metadata={"help": "interleaved rounds per model"})
@@ -71,6 +74,9 @@ class BlockOptions:
     patience: float = field(
         default=60.0,
         metadata={"help": "seconds to wait, per model, for other programs to be quiet"},
+    )
+    json: Path | None = field(
+        default=None, metadata={"help": "write everything that was measured to a file"}
     )
     page: Path | None = field(
         default=None, metadata={"help": "a Markdown page to write the table into"}
@@ -116,6 +122,17 @@ class BlockRow:
             return None
         return compare(self.blocks.time, self.whole.time)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        pair = {"whole": entry_values(self.whole), "blocks": entry_values(self.blocks)}
+        return {
+            "layers": self.layers,
+            "hidden": self.hidden,
+            "equal_bits": self.equal_bits,
+            # Bits that are equal have no noise, for which JSON has no number.
+            **{name: {**values, "sqnr": None} for name, values in pair.items()},
+        }
+
     @property
     def equal_bits(self) -> str:
         """Whether the answers are equal to the last bit."""
@@ -154,8 +171,8 @@ def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
 
 
 def run_block_time(options: BlockOptions, console: Console) -> list[BlockRow]:
-    """Measure, show a table, and write the requested page."""
-    outputs = Outputs(_SECTION, options.page)
+    """Measure, show a table, and write the requested files."""
+    outputs = Outputs(_SECTION, options.page, options.json)
     threads = options.threads or torch.get_num_threads()
     setting = Setting.here(threads)
     rows, others = list[BlockRow](), 0.0
@@ -164,29 +181,50 @@ def run_block_time(options: BlockOptions, console: Console) -> list[BlockRow]:
         watch.say("building kernels and measuring speeds, once per machine")
         prepare_machine(threads)
         for layers, hidden in models:
-            sizes = options.sizes(layers, hidden)
-            arguments = {"model": options.model, "sizes": sizes, "recipe": options.recipe}
-            whole, blocks = (
-                Competitor(name, _FACTORY, {**arguments, "blocks": choice})
-                for name, choice in _CHOICES.items()
-            )
-            made = zoo.build(options.model, **sizes)
-            with Comparison([made.inputs(0), made.inputs(1)], WHOLE, threads, watch) as contest:
-                # One after the other, so that their seconds are those of a quiet machine.
-                contest.enter([whole])
-                contest.enter([blocks])
-                background = BackgroundLoad()
-                title = f"{options.model}, {layers} layers of {hidden}"
-                entries = contest.run(options.rounds, title, options.patience)
-                others = max(others, background.share())
-            rows.append(BlockRow(layers, hidden, entries[WHOLE], entries[BLOCKS]))
+            row, load = _measured(options, layers, hidden, threads, watch)
+            rows.append(row)
+            others = max(others, load)
+            found = [row.to_dict() for row in rows]
+            data = {"setting": asdict(setting), "others": others, "rows": found}
+            # Deep models take minutes: what is measured is kept.
             outputs.write(
-                rows=rows, options=options, setting=setting, others=others, seconds=seconds_text
+                data,
+                rows=rows,
+                options=options,
+                setting=setting,
+                others=others,
+                seconds=seconds_text,
             )
     console.print(_table(rows))
     for row in rows:
         console.print(f"{row.layers} layers of {row.hidden}: {row.outcome}", highlight=False)
     return rows
+
+
+def _measured(
+    options: BlockOptions, layers: int, hidden: int, threads: int, watch: Watch
+) -> tuple[BlockRow, float]:
+    """Return one model in both forms, and the load by other programs."""
+    sizes = options.sizes(layers, hidden)
+    arguments = {"model": options.model, "sizes": sizes, "recipe": options.recipe}
+    contenders = [
+        Competitor(name, _FACTORY, {**arguments, "blocks": choice})
+        for name, choice in _CHOICES.items()
+    ]
+    draw = zoo.build(options.model, **sizes).inputs
+    title = f"{options.model}, {layers} layers of {hidden}"
+    with Comparison([draw(0), draw(1)], WHOLE, threads, watch) as contest:
+        del draw
+        try:
+            # One after the other, so that their seconds are those of a quiet machine.
+            for contender in contenders:
+                contest.enter([contender])
+        except WorkerError as error:
+            failed = [Entry(name, Verdict.FAILED, str(error)) for name in _CHOICES]
+            return BlockRow(layers, hidden, *failed), 0.0
+        background = BackgroundLoad()
+        entries = contest.run(options.rounds, title, options.patience)
+        return BlockRow(layers, hidden, entries[WHOLE], entries[BLOCKS]), background.share()
 
 
 def seconds_text(entry: Entry) -> str:

@@ -140,7 +140,7 @@ def measured_before(path: Path, wanted: GoalResults, cells: Iterable[Cell]) -> l
     Args:
         path: Holds :meth:`GoalResults.to_dict`; it may be missing.
         wanted: The setting, the rounds and the class of machine that the file must have too.
-        cells: What to look for; a cell without times is left out.
+        cells: What to look for.
 
     Raises:
         OptionsError: The file holds something else, or was measured otherwise.
@@ -149,14 +149,14 @@ def measured_before(path: Path, wanted: GoalResults, cells: Iterable[Cell]) -> l
         return []
     saved = _read(path)
     _check_equal(path, saved, wanted)
-    known = {(one.case, one.recipe, one.ours): one for one in saved.cells if not one.reason}
+    known = {(one.case, one.recipe, one.ours): one for one in saved.cells}
     found = []
     for cell in cells:
         one = known.get((cell.case, cell.recipe, cell.ours.on(CASES[cell.case]).name))
         if one is not None:
             entries = {entry.name: entry for entry in one.entries}
             limited = unlimited_engines(wanted.kind)
-            found.append(CellResult(cell, entries, one.others, unlimited=limited))
+            found.append(CellResult(cell, entries, one.others, one.reason, limited))
     return found
 
 

@@ -99,16 +99,14 @@ def run_goals(run: GoalRun, console: Console) -> GoalResults:
     whole = tuple(run.cells)
     results = GoalResults(run.setting, run.rounds, (), _absent(cells), run.kind, run.aims, whole)
     if run.resume and run.json is not None:
+        before = measured_before(run.json, results, whole)
         # Cells that were not asked for stay in the file, so that a run can be done in parts.
-        kept = [
-            one
-            for one in measured_before(run.json, results, whole)
-            # An engine may have been installed since.
-            if one.cell not in cells
-            or set(one.entries) == {contender.name for contender in _present(one.cell)}
-        ]
-        results = replace(results, cells=tuple(kept))
+        kept = tuple(one for one in before if one.cell not in cells or _is_complete(one))
         cells = [cell for cell in cells if cell not in {one.cell for one in kept}]
+        absent = _absent([*cells, *(one.cell for one in kept)])
+        results = replace(results, cells=kept, absent=absent)
+        if kept:
+            outputs.write(results.to_dict(), results=results)
     steps = sum(1 + len(cell.ways) + run.rounds for cell in cells)
     with watching(console, steps) as watch:
         watch.say("building kernels and measuring speeds, once per machine")
@@ -120,6 +118,12 @@ def run_goals(run: GoalRun, console: Console) -> GoalResults:
                 outputs.write(results.to_dict(), results=results)
     _show(results, console)
     return results
+
+
+def _is_complete(result: CellResult) -> bool:
+    """Whether all contenders took part: an engine may have been installed since."""
+    present = {contender.name for contender in _present(result.cell)}
+    return not result.reason and set(result.entries) == present
 
 
 def _in_order(results: Sequence[CellResult], run: GoalRun) -> tuple[CellResult, ...]:

@@ -12,6 +12,7 @@ from qfuse.backends.blocks.chain import CompiledChain
 from qfuse.backends.cache import CompiledCode
 from qfuse.backends.eager import EagerRunner
 from qfuse.backends.prepare import CallPlan
+from qfuse.backends.runner import BlockChoice
 from qfuse.ir.errors import ModelFileError
 from qfuse.kernels.compilation.scratch import scratch_folder
 from qfuse.saving.codec import from_data, to_data
@@ -59,7 +60,8 @@ def read_code(
     names = fields["names"][len(fields["layouts"]) :]
     plan = CallPlan(**fields, state=tuple(eager.module.get_buffer(name) for name in names))
     constants = {name: tensors[number] for name, number in data["constants"].items()}
-    runners = BackendOptions().runners
+    # How blocks are compiled is decided already.
+    runners = BackendOptions(blocks=BlockChoice.OFF).runners
     try:
         if "parts" in data:
             chain = _chain(file, data, tensors)

@@ -16,6 +16,7 @@ from torch.fx import Graph
 from qfuse import kernels
 from qfuse._version import __version__
 from qfuse.backends.aoti import AotiRunner
+from qfuse.backends.blocks.chain import CompiledChain
 from qfuse.backends.eager import EagerRunner
 from qfuse.backends.runner import Runner
 from qfuse.ir.errors import CacheError, ModelFileError
@@ -81,7 +82,9 @@ def _parts(model: SavedModel) -> tuple[dict[str, Any], dict[str, Chunks]]:
         manifest["isa"] = isa_of(runner)
         data["code"], packages = write_code(runner, tensors)
         members |= packages
-    if uses_own_kernels(eager.module.graph):
+    # A chain of packages is run by them.
+    chain = isinstance(runner, AotiRunner) and isinstance(runner.code, CompiledChain)
+    if chain or uses_own_kernels(eager.module.graph):
         manifest["kernels"], libraries = _kernels()
         members |= libraries
     data["tensors"] = tensors.table()

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import pytest
 import torch
-from tests.support.graphs.repeated import bare, stacked
+from tests.support.graphs.lowered import aten, finish
+from tests.support.graphs.repeated import bare, stacked, weights
 
 from qfuse import kernels
 from qfuse.backends import BackendOptions, CompiledModule, compile_graph
@@ -25,6 +26,7 @@ from qfuse.ir.errors import BackendError, OptionsError
 from qfuse.ir.events import Noted
 from qfuse.ir.graph.stage_graph import LoweredGraph
 from qfuse.targets.compiler import find_compiler
+from qfuse.testing.build import GraphBuilder
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -151,6 +153,34 @@ def test_small_constants_that_differ(folder: Path) -> None:
     torch.testing.assert_close(runner.run(list(inputs))[0], want[0])
 
 
+def strided(layers: int) -> LoweredGraph:
+    """Layers with small constants that differ and that are columns of a table."""
+    b = GraphBuilder()
+    stream = b.arg("x", torch.float32, "n", 4)
+    table = torch.arange(4.0 * layers).reshape(4, layers) / 8
+    for number in range(layers):
+        weight = b.const(f"weight_{number}", weights(number, 4, 4))
+        gain = b.const(f"gain_{number}", table[:, number])
+        stream = b.call(aten.mul.Tensor, b.call(aten.tanh.default, stream), gain)
+        stream = b.call(aten.linear.default, stream, weight)
+    return finish(b, [stream])
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_deep_graphs_are_compiled_in_parts_by_choice_of_auto(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qfuse.backends.blocks.build.DEEP", 3)
+    runner = compiled(strided(4), folder, BlockChoice.AUTO)
+    x = torch.randn(3, 4)
+
+    assert len(chain_of(runner).codes) == 1
+    assert any(value.stride() == (4,) for value in runner.constants.values())
+    want = compile_graph(strided(4), backend="eager").run([x])
+    torch.testing.assert_close(runner.run([x])[0], want[0])
+
+
 @compiled_once
 def test_one_package_where_nothing_repeats(folder: Path) -> None:
     graph = stacked(2, rows=3)
@@ -177,6 +207,8 @@ def test_conditions_of_all_parts_over_the_names_of_the_whole() -> None:
     names: list[dict[str, str]] = [{"x0_0": "x2_1", "x2_1": "x0_0"}, {"x1_0": "x2_1"}]
 
     assert joint_conditions(codes, names) == ("x2_1 >= 1", "x0_0 < 7")
+    with pytest.raises(BackendError, match="on sizes of its own: x0_0 >= 1"):
+        joint_conditions(codes, [{"x2_1": "x0_0"}, {}])
 
 
 def test_the_environment_has_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

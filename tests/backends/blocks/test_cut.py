@@ -13,6 +13,7 @@ from torch.fx import Node
 from qfuse import zoo
 from qfuse.backends.blocks.cut import CutProgram, cut_blocks
 from qfuse.backends.blocks.find import Blocks, find_blocks
+from qfuse.backends.blocks.wiring import NOWHERE
 from qfuse.backends.key import program_text
 from qfuse.backends.prepare import Program, prepare
 from qfuse.capture import capture
@@ -94,6 +95,33 @@ def test_an_input_and_a_constant_may_be_results() -> None:
     made = assert_equal_bits(finish(b, [last, stream, x]), torch.randn(3, 16))
 
     assert len(made.wiring.results) == 3
+
+
+def test_what_only_one_block_returns_is_kept_of_that_one() -> None:
+    b = GraphBuilder()
+    stream = b.arg("x", torch.float32, 3, 16)
+    for number in range(4):
+        weight = b.const(f"w{number}", weights(number, 16, 16))
+        product = b.call(aten.linear.default, stream, weight)
+        stream = b.call(aten.tanh.default, product)
+    made = assert_equal_bits(finish(b, [stream, product]), torch.randn(3, 16))
+
+    kept = [sum(number != NOWHERE for number in step.outputs) for step in made.wiring.steps]
+    assert kept[:3] == [1, 1, 1]
+    assert len(made.wiring.steps[0].outputs) == 2
+
+
+def test_a_small_constant_that_differs_may_be_a_result() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 3, 16)
+    stream, layer = x, gained_layer([0.5, 1.5, 2.5, 3.5])
+    for number in range(4):
+        stream = layer(b, stream, x, number)
+    gain = b.graph.find_nodes(op="get_attr")[1]
+    made = assert_equal_bits(finish(b, [stream, gain]), torch.randn(3, 16))
+
+    # A caller may write to a result: it is made in each call.
+    assert not set(made.wiring.held) & set(made.wiring.results)
 
 
 def test_a_graph_may_be_nothing_but_blocks() -> None:

@@ -77,6 +77,15 @@ def test_small_constants_that_are_equal_stay_constants() -> None:
     assert found(stacked(4, gained_layer([0.5] * 4))).lifted == ()
 
 
+def test_what_reads_memory_by_number_stays_whole() -> None:
+    def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
+        y = b.call(aten.linear.default, x, b.const(f"w{number}", weights(number, 16, 16)))
+        turned = b.call(aten.as_strided.default, y, [3, 16], [1, 3])
+        return b.call(aten.mul.Tensor, turned, outside)
+
+    assert "reads the memory of its operand" in refused(stacked(4, layer, rows=3))
+
+
 def test_what_differs_in_a_scalar_is_another_block() -> None:
     def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
         y = b.call(aten.add.Tensor, x, outside)
@@ -102,6 +111,37 @@ def test_what_reads_other_places_is_another_block() -> None:
     blocks = found(stacked(8, layer))
 
     assert {len(one.nodes) for one in blocks.occurrences} == {4}
+
+
+def test_a_value_of_which_only_the_size_is_read_does_not_cross() -> None:
+    def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
+        del outside
+        y = b.call(aten.linear.default, x, b.const(f"w{number}", weights(number, 16, 16)))
+        z = b.call(aten.tanh.default, y)
+        return b.call(aten.view.default, z, [b.call(aten.sym_size.int, y, 0), 16])
+
+    blocks = found(stacked(5, layer))
+
+    assert len(blocks.outputs) == 1
+    assert blocks.fused == 0
+
+
+def test_values_that_are_broadcast_to_the_blocks_have_a_price() -> None:
+    def layer(b: GraphBuilder, x: Node, outside: Node, number: int) -> Node:
+        y = b.call(aten.linear.default, x, b.const(f"w{number}", weights(number, 16, 16)))
+        return b.call(aten.tanh.default, b.call(aten.add.Tensor, y, outside))
+
+    def graph(shape: list[int]) -> LoweredGraph:
+        b = GraphBuilder()
+        stream = b.arg("x", torch.float32, 3, 16)
+        outside = b.call(aten.cos.default, b.arg("angle", torch.float32, 16))
+        wide = b.call(aten.expand.default, outside, shape)
+        for number in range(4):
+            stream = layer(b, stream, wide, number)
+        return finish(b, [stream])
+
+    assert found(graph([3, 16])).broadcast == 3 * 16 * 4
+    assert found(graph([1, 16])).broadcast == 0
 
 
 def test_a_weight_that_is_used_twice_is_not_two_weights() -> None:

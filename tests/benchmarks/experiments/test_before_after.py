@@ -17,7 +17,7 @@ from qfuse_bench.experiments.before_after import (
     GainResults,
     RunOptions,
     _table,
-    _write,
+    outputs_of,
 )
 from qfuse_bench.harness.comparison import Verdict
 from qfuse_bench.peers.contenders import Contender, Engine, FloatType
@@ -58,7 +58,9 @@ def test_page_file_and_terminal_show_the_gains(experiment: Experiment, tmp_path:
     results = GainResults(experiment, SETTING, 15, (gain(0.04, 0.03),))
     page, file = tmp_path / "page.md", tmp_path / "found.json"
     page.write_text(f"<!-- begin: {experiment.section} -->\n<!-- end: {experiment.section} -->\n")
-    _write(results, RunOptions(page=page, json=file))
+    outputs_of(experiment, RunOptions(page=page, json=file)).write(
+        results.to_dict(), results=results
+    )
     console = Console(width=200)
     with console.capture() as shown:
         console.print(_table(results))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
-import torch
-
+from qfuse.backends._inductor_api import FAILURES
 from qfuse.backends.aoti import AotiRunner, chain_runner
-from qfuse.backends.blocks.chain import CompiledChain, joint_conditions
+from qfuse.backends.blocks.chain import CompiledChain, check_package, joint_conditions
 from qfuse.backends.blocks.cut import CutProgram, cut_blocks
 from qfuse.backends.blocks.find import LEAST, Blocks, find_blocks
 from qfuse.backends.blocks.wiring import Wiring
@@ -51,40 +51,65 @@ def compile_blocks(
     """
     if options.blocks is BlockChoice.OFF:
         return None
-    made = _compiled(program, otherwise, options, tell)
+    wanted = options.blocks is BlockChoice.ON
+    parts = _cut(program, wanted=wanted)
+    compiled = isinstance(parts, CutProgram)
+    made = _compiled(parts, program, otherwise, options, tell) if compiled else parts
     if isinstance(made, AotiRunner):
         log.add(Noted("backends", _summary(made)))
         return made
     text = f"the graph is compiled as one package: {made.reason}"
-    if options.blocks is BlockChoice.ON:
-        log.add(Noted("backends", text, warn=True))
+    if wanted or compiled:
+        log.add(Noted("backends", text, warn=wanted))
+    if compiled:
+        tell("compiling as one package instead")
     _logger.info(text)
     return None
 
 
-def _compiled(
-    program: Program, otherwise: EagerRunner, options: BackendOptions, tell: Progress
-) -> AotiRunner | Refusal:
-    parts = _parts(program, options)
-    if isinstance(parts, Refusal):
-        return parts
+def _cut(program: Program, *, wanted: bool) -> CutProgram | Refusal:
+    """Find and cut the blocks; unless they were asked for, an error leaves one package."""
     try:
-        codes = [_code(part, options, tell) for part in parts.parts]
-        wrong = _wrong_constant(codes, parts.wiring, program.constants)
-        if wrong is not None:
-            return Refusal(f"{wrong} became a part of the code, and differs between the blocks")
-        conditions = joint_conditions(codes, parts.sizes)
-        chain = CompiledChain(tuple(codes), parts.wiring, conditions)
+        return _parts(program, wanted=wanted)
+    except FAILURES as error:
+        if wanted:
+            raise
+        _logger.warning("the blocks of a graph were not found, which is a bug", exc_info=True)
+        return Refusal(f"finding its blocks failed: {type(error).__name__}: {error}")
+
+
+def _compiled(
+    parts: CutProgram,
+    program: Program,
+    otherwise: EagerRunner,
+    options: BackendOptions,
+    tell: Progress,
+) -> AotiRunner | Refusal:
+    times = Counter(step.part for step in parts.wiring.steps)
+    codes: dict[int, CompiledCode] = {}
+    try:
+        # The block first: it may be one that is not shared.
+        for number, (part, count) in enumerate(times.most_common(), 1):
+            place = f"part {number} of {len(times)}"
+            codes[part] = _code(parts.parts[part], options, partial(_tell_part, tell, place))
+            if count > 1 and (reason := _unshared(part, codes[part], parts.wiring, program)):
+                return Refusal(reason)
+        ordered = tuple(codes[part] for part in range(len(parts.parts)))
+        conditions = joint_conditions(ordered, parts.sizes)
+        chain = CompiledChain(ordered, parts.wiring, conditions)
         return chain_runner(chain, program, program.constants, otherwise, options.runners)
     # One package may still work; if not, its error is the one to report.
     except BackendError as error:
         return Refusal(str(error))
 
 
-def _parts(program: Program, options: BackendOptions) -> CutProgram | Refusal:
+def _tell_part(tell: Progress, place: str, text: str) -> None:
+    tell(f"{text} ({place})")
+
+
+def _parts(program: Program, *, wanted: bool) -> CutProgram | Refusal:
     if not is_loaded():
         return Refusal("qfuse's kernels are not loaded, which run several packages in one call")
-    wanted = options.blocks is BlockChoice.ON
     blocks = find_blocks(program, LEAST if wanted else DEEP)
     if isinstance(blocks, Refusal):
         return blocks
@@ -97,6 +122,8 @@ def _too_dear(blocks: Blocks) -> str | None:
     """Return why a call would take longer, or the compilation as long as before."""
     if blocks.fused:
         return f"each boundary between blocks would store {blocks.fused} bytes that stay in a loop"
+    if blocks.broadcast:
+        return f"{blocks.broadcast} bytes that the blocks read are broadcast, and would be stored"
     inside = len(blocks.occurrences) * len(blocks.occurrences[0].nodes)
     if inside < len(blocks.before) + len(blocks.after):
         return f"only {inside} of its calls are in equal blocks"
@@ -105,19 +132,22 @@ def _too_dear(blocks: Blocks) -> str | None:
 
 def _code(part: Program, options: BackendOptions, tell: Progress) -> CompiledCode:
     def keep(_package: Path, code: CompiledCode) -> CompiledCode:
+        check_package(code)
         return code
 
     return compile_program(part, options, tell, keep)
 
 
-def _wrong_constant(
-    codes: list[CompiledCode], wiring: Wiring, constants: Mapping[str, torch.Tensor]
-) -> str | None:
-    """Return a constant whose value is in the code of a part, and is not the one of a step."""
+def _unshared(part: int, code: CompiledCode, wiring: Wiring, program: Program) -> str | None:
+    """Return why the code of the first block is not that of the others."""
+    for name in code.extras:
+        return f"the compiler made a constant of its own, {name}, for one block"
     for step in wiring.steps:
-        for name, digest in codes[step.part].baked.items():
-            if constant_digest(constants[step.constants[name]]) != digest:
-                return step.constants[name]
+        if step.part != part:
+            continue
+        for name, digest in code.baked.items():
+            if constant_digest(program.constants[step.constants[name]]) != digest:
+                return "a constant became a part of the code, and differs between the blocks"
     return None
 
 

@@ -13,8 +13,10 @@ import torch
 
 from qfuse.backends.blocks.wiring import Wiring
 from qfuse.backends.cache import CompiledCode
+from qfuse.backends.layout import Layout
 from qfuse.ir.errors import BackendError
 from qfuse.kernels.compilation.scratch import scratch_folder
+from qfuse.kernels.library import is_loaded
 
 _SIZE = re.compile(r"\bx\d+_\d+\b")
 
@@ -48,13 +50,32 @@ def extra_name(part: int, name: str) -> str:
     return f"{part}.{name}"
 
 
+def check_package(code: CompiledCode) -> None:
+    """Refuse a package that cannot be unpacked, such as a damaged one of the cache.
+
+    Raises:
+        BackendError: It is damaged, or does not have one library.
+    """
+    try:
+        _library_of(_files(code))
+    except (LookupError, zipfile.BadZipFile) as error:
+        raise BackendError(f"a compiled package is damaged: {error}") from error
+
+
 def joint_conditions(
     codes: Sequence[CompiledCode], sizes: Sequence[Mapping[str, str]]
 ) -> tuple[str, ...]:
-    """Return the conditions of all parts, over the names of the sizes of the whole program."""
+    """Return the conditions of all parts, over the names of the sizes of the whole program.
+
+    Raises:
+        BackendError: A size is not one of the whole program.
+    """
     found: dict[str, None] = {}
     for code, names in zip(codes, sizes, strict=True):
         for text in code.conditions:
+            unknown = set(_SIZE.findall(text)) - set(names)
+            if unknown:
+                raise BackendError(f"a part has a condition on sizes of its own: {text}")
             found[_SIZE.sub(lambda match, names=names: names[match[0]], text)] = None  # type: ignore[misc]
     return tuple(found)
 
@@ -74,6 +95,11 @@ def load_chain(
     Raises:
         BackendError: A part cannot be loaded.
     """
+    if not is_loaded():
+        raise BackendError(
+            "the compiled blocks need qfuse's kernels, which are not loaded",
+            fix="see qfuse doctor; QFUSE_BLOCKS=off compiles one package, which does not",
+        )
     try:
         return _Chain(chain, constants, runners)
     except (RuntimeError, LookupError, OSError, zipfile.BadZipFile) as error:
@@ -109,7 +135,9 @@ class _Chain:
         for number, order in wiring.orders.items():
             self._runner.set_order(number, list(order))
         for number, name in wiring.held.items():
-            self._runner.hold(number, constants[name])
+            value = constants[name]
+            # Its readers were compiled for dense strides.
+            self._runner.hold(number, Layout.of(value).place(value))
         self._runner.finish(list(wiring.results))
         self._number = self._runner.number()
         self._run = torch.ops.qfuse.run_package.default
@@ -123,16 +151,34 @@ def _unpacked(code: CompiledCode, folder: Path) -> Path:
     """Write the files of a package to a new folder; return its library.
 
     Raises:
-        LookupError: The package has no library.
+        LookupError: The package does not have one library.
+        BadZipFile: It is damaged.
     """
     folder.mkdir()
+    files = _files(code)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder / _library_of(files)
+
+
+def _library_of(files: Mapping[str, bytes]) -> str:
+    libraries = [name for name in files if name.endswith(".so")]
+    if len(libraries) != 1:
+        raise LookupError(f"a package has {len(libraries)} libraries, not one")
+    return libraries[0]
+
+
+def _files(code: CompiledCode) -> dict[str, bytes]:
+    """Return the files of a package that are needed to load it.
+
+    Raises:
+        BadZipFile: The package is damaged.
+    """
     with zipfile.ZipFile(io.BytesIO(code.package)) as archive:
-        for name in archive.namelist():
-            # Without its folders: nothing is written elsewhere.
-            path = PurePosixPath(name)
-            if path.parent.name == "model" and path.suffix in {".so", ".json"}:
-                (folder / path.name).write_bytes(archive.read(name))
-    library = next(folder.glob("*.so"), None)
-    if library is None:
-        raise LookupError("a package has no library")
-    return library
+        # Without their folders: nothing is written elsewhere.
+        paths = {name: PurePosixPath(name) for name in archive.namelist()}
+        return {
+            path.name: archive.read(name)
+            for name, path in paths.items()
+            if path.parent.name == "model" and path.suffix in {".so", ".json"}
+        }

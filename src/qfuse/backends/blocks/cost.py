@@ -44,7 +44,8 @@ class CutCost:
         """
         fused = count = views = 0
         for node in self._calls[begin:end]:
-            later = [n for n in node.users if self._places.get(n, end) >= end]
+            # What reads only its size has no place.
+            later = [n for n in node.users if n.op == "output" or self._places.get(n, begin) >= end]
             if not later:
                 continue
             value = self._values.get(node)
@@ -53,7 +54,7 @@ class CutCost:
             count += 1
             views += viewed_node(node) is not None
             if any(self._joined(node, user) for user in later):
-                fused += _bytes(value)
+                fused += byte_count(value)
         return fused, count, views
 
     def _joined(self, node: Node, user: Node) -> bool:
@@ -72,7 +73,8 @@ def is_loop(node: Node) -> bool:
     return op.namespace in {"aten", "prims"} and op.overloadpacket.__name__ not in _LIBRARY
 
 
-def _bytes(value: torch.Tensor) -> int:
+def byte_count(value: torch.Tensor) -> int:
+    """Return the bytes of a tensor at the hinted sizes, each element counted."""
     count = value.element_size()
     for size in value.shape:
         count *= size_hint(size)

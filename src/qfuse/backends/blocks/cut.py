@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -15,7 +15,7 @@ from qfuse.backends.blocks.part import (
     symbol_sources,
     value_of,
 )
-from qfuse.backends.blocks.wiring import PartRun, Wiring
+from qfuse.backends.blocks.wiring import NOWHERE, PartRun, Wiring
 from qfuse.backends.layout import Layout
 from qfuse.backends.prepare import Program
 from qfuse.ir.refusal import Refusal
@@ -68,8 +68,8 @@ class _Cut:
         if blocks.before:
             self._first(blocks.before, {*inner, *blocks.after})
         self._repeated()
-        # What a call of no part makes: an input, a constant.
-        rest = [n for n in self._results if n not in self._numbers]
+        # What no part makes: an input, a constant.
+        rest = [n for n in self._results if self._numbers.get(n, NOWHERE) in {NOWHERE, *self._held}]
         passed = [n for n in self._results if n.op == "placeholder"]
         ends = {n: i for i, n in enumerate(dict.fromkeys((*rest, *passed)))}
         outputs: dict[Node, int] = {}
@@ -161,7 +161,12 @@ class _Cut:
             # Inputs have their layout, and results get theirs later.
             if number in read and number >= self._fed and number not in self._held
         }
-        return Wiring(self._fed, self._size, tuple(self._steps), orders, self._held, results)
+        kept = read.union(results)
+        steps = tuple(
+            replace(step, outputs=tuple(n if n in kept else NOWHERE for n in step.outputs))
+            for step in self._steps
+        )
+        return Wiring(self._fed, self._size, steps, orders, self._held, results)
 
 
 def _results(program: Program) -> list[Node]:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from qfuse.backends.aliases import replaced_node, root_of
-from qfuse.backends.blocks.cost import CutCost, Price
+from qfuse.backends.blocks.cost import CutCost, Price, byte_count
 from qfuse.backends.blocks.period import Run, periodic_runs
 from qfuse.backends.blocks.text import Occurrence, loose_text, read_occurrence
 from qfuse.backends.key import constant_digest
+from qfuse.backends.layout import size_hint
 from qfuse.backends.prepare import Program
 from qfuse.ir.graph.schema import arguments
 from qfuse.ir.refusal import Refusal
@@ -40,6 +41,8 @@ class Blocks:
             small constants a part of the code, so that these have to be inputs.
         fused: Bytes of values in one block that loops of the next read, with which they could have
             been fused.
+        broadcast: Bytes of values that the blocks read and that are broadcast: each is stored in
+            full in every call, and read in full by every block.
     """
 
     before: tuple[Node, ...]
@@ -48,6 +51,7 @@ class Blocks:
     outputs: tuple[int, ...]
     lifted: tuple[int, ...]
     fused: int
+    broadcast: int = 0
 
 
 def find_blocks(program: Program, least: int = LEAST) -> Blocks | Refusal:
@@ -81,7 +85,9 @@ def _unfit(program: Program) -> str | None:
         names = [program.names[p] for p in (*program.written, *(p for _, p in program.late))]
         which = ", ".join(names[:1]) or program.names[-1]
         return f"the model keeps state or writes its inputs ({which})"
-    for node in program.module.graph.nodes:
+    # Those of inner graphs too.
+    graphs = (m.graph for m in program.module.modules() if isinstance(m, GraphModule))
+    for node in (node for graph in graphs for node in graph.nodes):
         if not isinstance(op := node.target, OpOverload):
             continue
         # Attention has the tag for the sake of its dropout.
@@ -90,6 +96,8 @@ def _unfit(program: Program) -> str | None:
             return f"{op} draws random numbers"
         if op._schema.is_mutable:  # noqa: SLF001
             return f"{op} writes its arguments"
+        if op is torch.ops.aten.as_strided.default:
+            return f"{op} reads the memory of its operand by number"
     return None
 
 
@@ -98,6 +106,11 @@ def _is_step(program: Program, node: Node) -> bool:
     return node.op == "call_function" and not isinstance(
         program.values.get(node), (torch.SymInt, int)
     )
+
+
+def _reads(program: Program, user: Node) -> bool:
+    """Whether a user needs the value itself, and not only its size."""
+    return user.op == "output" or _is_step(program, user)
 
 
 def _cut(program: Program, calls: Sequence[Node], run: Run, least: int) -> Blocks | Refusal:
@@ -129,7 +142,7 @@ def _cut_at(
     if len(occurrences) < least:
         return Refusal("its parts look alike and do not do the same")
     begin = run.begin + first * run.period
-    outputs = _outputs(occurrences)
+    outputs = _outputs(program, occurrences)
     for one in occurrences:
         local = set(one.nodes)
         for position in outputs:
@@ -145,6 +158,7 @@ def _cut_at(
         outputs=outputs,
         lifted=_lifted(program, occurrences),
         fused=fused,
+        broadcast=_broadcast(program, occurrences),
     )
 
 
@@ -158,13 +172,31 @@ def _equal(read: Sequence[Occurrence]) -> tuple[int, Sequence[Occurrence]]:
     return best[1], read[best[1] : best[1] + best[0]]
 
 
-def _outputs(occurrences: Sequence[Occurrence]) -> tuple[int, ...]:
+def _outputs(program: Program, occurrences: Sequence[Occurrence]) -> tuple[int, ...]:
     """Return the positions of values that are read outside of their own block."""
     found: set[int] = set()
     for one in occurrences:
         local = set(one.nodes)
-        found |= {i for i, node in enumerate(one.nodes) if not local.issuperset(node.users)}
+        for position, node in enumerate(one.nodes):
+            if any(user not in local and _reads(program, user) for user in node.users):
+                found.add(position)
     return tuple(sorted(found))
+
+
+def _broadcast(program: Program, occurrences: Sequence[Occurrence]) -> int:
+    """Return the bytes of values from outside that are broadcast, and are stored in full."""
+    outside = dict.fromkeys(node for one in occurrences for node in one.outside)
+    values = (program.values[node] for node in outside)
+    return sum(
+        byte_count(value)
+        for value in values
+        if isinstance(value, torch.Tensor)
+        and any(
+            step == 0 and size_hint(size) > 1
+            for size, step in zip(value.shape, value.stride(), strict=True)
+            if isinstance(step, int)
+        )
+    )
 
 
 def _lifted(program: Program, occurrences: Sequence[Occurrence]) -> tuple[int, ...]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NOWHERE = -1
+"""Instead of a number: the value is dropped."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartRun:
@@ -12,7 +15,7 @@ class PartRun:
     Attributes:
         part: Which one.
         inputs: Numbers of the values that it reads.
-        outputs: Numbers of the values that it makes.
+        outputs: Numbers of the values that it makes; :data:`NOWHERE` for those that nothing reads.
         constants: The constant of the whole program for each constant of the part.
     """
 
