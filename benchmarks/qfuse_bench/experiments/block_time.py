@@ -2,8 +2,9 @@
 
 Each model is compiled in two processes, as one package and with its blocks compiled once, and the
 calls are timed in interleaved rounds. The answers of one package are the reference of the other, so
-``exact`` means equal bits. The seconds of the backend are those of one compilation each, with an
-empty cache of compiled code, after a small linear was compiled.
+no difference means equal bits. The seconds of the backend are those of one compilation each, with
+an empty cache of compiled code, after a small linear was compiled; in parentheses are those of
+loading the saved model.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +38,7 @@ from qfuse_bench.harness.process import WorkerError
 from qfuse_bench.harness.progress import Watch, watching
 from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.harness.worker import Inputs, Subject
+from qfuse_bench.report import format as words
 from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.results import entry_values
 from qfuse_bench.report.tables import ratio_text, time_text
@@ -161,9 +164,16 @@ def build(arguments: Mapping[str, Any], example: Inputs) -> Subject:
     options = {"cache": False}
     qfuse.compile(nn.Linear(8, 8).eval(), (torch.ones(2, 8),), options=options)
     fast = qfuse.compile(model, args, kwargs, options=options)
+    path = Path(folder.name, "model.qfuse")
+    fast.save(path)
+    begin = time.perf_counter()
+    qfuse.load(path)
+    loaded = time.perf_counter() - begin
+    path.unlink()
     said = [note.text for note in fast.report.notes if note.stage == "backends"]
     facts = {
         "seconds": fast.report.facts.compile_seconds,
+        "load_seconds": loaded,
         "outcome": next((text for text in said if text.startswith("the graph ")), "one package"),
     }
     # The folder lives as long as what was compiled into it.
@@ -228,15 +238,16 @@ def _measured(
 
 
 def seconds_text(entry: Entry) -> str:
-    """Return the seconds of the backend."""
-    return f"{entry.facts['seconds']:.1f}" if entry.facts else "-"
+    """Return the seconds of the backend, and in parentheses those of loading a saved model."""
+    facts = entry.facts
+    return f"{facts['seconds']:.1f} ({facts['load_seconds']:.2f})" if facts else "-"
 
 
 def _table(rows: Sequence[BlockRow]) -> Table:
     table = Table(title="Blocks compiled once / one package", title_justify="left")
-    for column in ("layers", "hidden", f"{WHOLE}, s", f"{BLOCKS}, s"):
+    for column in ("layers", "hidden", f"{WHOLE}, s (load)", f"{BLOCKS}, s (load)"):
         table.add_column(column, justify="right")
-    for column in (f"{WHOLE}, ms", f"{BLOCKS}, ms", "ratio of calls", "equal bits"):
+    for column in (f"{WHOLE}, ms", f"{BLOCKS}, ms", "ratio of calls", "equal bits", "MB"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -248,6 +259,7 @@ def _table(rows: Sequence[BlockRow]) -> Table:
             time_text(row.blocks),
             ratio_text(row.call_ratio),
             row.equal_bits,
+            f"{words.memory(row.whole)} / {words.memory(row.blocks)}",
         )
     return table
 

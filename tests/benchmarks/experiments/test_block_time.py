@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -19,14 +20,14 @@ WHOLE = Entry(
     Verdict.OK,
     series=Series([0.010] * 20, [0.010] * 60),
     sqnr=math.inf,
-    facts={"seconds": 38.64, "outcome": "one package"},
+    facts={"seconds": 38.64, "load_seconds": 0.5, "outcome": "one package"},
 )
 BLOCKS = Entry(
     "blocks",
     Verdict.OK,
     series=Series([0.0102] * 20, [0.0102] * 60),
     sqnr=math.inf,
-    facts={"seconds": 23.3, "outcome": "the graph repeats a block 32 times"},
+    facts={"seconds": 23.3, "load_seconds": 0.25, "outcome": "the graph repeats a block 32 times"},
 )
 FAILED = Entry("blocks", Verdict.FAILED, "it fell over")
 
@@ -60,11 +61,16 @@ def test_the_page_has_a_row_per_model() -> None:
         seconds=seconds_text,
     )
 
-    assert (
-        "| 32 | 1024 | 38.6 | 23.3 | 10.0 (10.0) | 10.2 (10.2) | 1.02 [1.02, 1.02] | yes |" in text
-    )
-    assert "| 4 | 256 | 38.6 | - | 10.0 (10.0) | failed | - | - |" in text
+    assert "| 38.6 (0.50) | 23.3 (0.25) | 10.0 (10.0) | 10.2 (10.2) | 1.02 [1.02, 1.02] |" in text
+    assert "| 4 | 256 | 38.6 (0.50) | - | 10.0 (10.0) | failed | - | - | - / - |" in text
     assert "- 4 layers of 256: it fell over." in text
+
+
+def test_values_for_json_are_numbers() -> None:
+    values = BlockRow(32, 1024, WHOLE, BLOCKS).to_dict()
+
+    assert "Infinity" not in json.dumps(values)
+    assert (values["equal_bits"], values["blocks"]["facts"]["seconds"]) == ("yes", 23.3)
 
 
 def test_a_model_has_heads_of_64() -> None:
