@@ -50,7 +50,7 @@ LEAST_CLOSE = 0.95
 
 _SECTION = "predictions"
 
-_ROWS, _SIZES = (1, 4, 32, 128, 512), ((384, 1536), (1024, 1024), (1024, 4096), (4096, 4096))
+_ROWS, _SIZES = (1, 4, 32, 128, 512, 1500), ((384, 1536), (1024, 1024), (1024, 4096), (4096, 4096))
 _QUICK_ROWS, _QUICK_SIZES = (1, 32, 256), ((384, 1536), (1024, 1024))
 _GROUP = 32
 # What a whole grid may take; a cell takes well below a second.
