@@ -67,7 +67,7 @@ def _default_runners() -> int:
 
 
 def _default_blocks() -> BlockChoice:
-    name = os.environ.get(BLOCKS_VARIABLE) or BlockChoice.OFF
+    name = os.environ.get(BLOCKS_VARIABLE) or BlockChoice.AUTO
     if name not in list(BlockChoice):
         raise OptionsError(
             f"{BLOCKS_VARIABLE}={name!r} is unknown", fix=f"one of {', '.join(BlockChoice)}"
@@ -85,7 +85,7 @@ class BackendOptions:
         runners: How many threads may run the compiled code at the same time; others wait. By
             default as many as the machine has cores, and at least 4.
         blocks: Whether blocks that the graph repeats are compiled once. By default the value of
-            the environment variable ``QFUSE_BLOCKS``, and ``off`` without it.
+            the environment variable ``QFUSE_BLOCKS``, and ``auto`` without it.
         fingerprint: Facts about the target that the code depends on, as one text.
         kernels: Digest of the library of custom kernels, "" if there is none.
         inductor: Inductor options for this graph, for experts.

@@ -213,9 +213,9 @@ def test_conditions_of_all_parts_over_the_names_of_the_whole() -> None:
 
 def test_the_environment_has_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QFUSE_BLOCKS", raising=False)
-    assert BackendOptions().blocks is BlockChoice.OFF
-    monkeypatch.setenv("QFUSE_BLOCKS", "auto")
     assert BackendOptions().blocks is BlockChoice.AUTO
+    monkeypatch.setenv("QFUSE_BLOCKS", "off")
+    assert BackendOptions().blocks is BlockChoice.OFF
     monkeypatch.setenv("QFUSE_BLOCKS", "yes")
     with pytest.raises(OptionsError, match="QFUSE_BLOCKS='yes' is unknown") as caught:
         BackendOptions()
