@@ -41,7 +41,7 @@ from qfuse_bench.harness.worker import Inputs, Subject
 from qfuse_bench.report import format as words
 from qfuse_bench.report.outputs import Outputs
 from qfuse_bench.report.results import entry_values
-from qfuse_bench.report.tables import ratio_text, time_text
+from qfuse_bench.report.tables import ratio_text
 
 WHOLE, BLOCKS = "one package", "blocks"
 _CHOICES = {WHOLE: "off", BLOCKS: "on"}
@@ -244,22 +244,18 @@ def seconds_text(entry: Entry) -> str:
 
 
 def _table(rows: Sequence[BlockRow]) -> Table:
-    table = Table(title="Blocks compiled once / one package", title_justify="left")
-    for column in ("layers", "hidden", f"{WHOLE}, s (load)", f"{BLOCKS}, s (load)"):
+    table = Table(title=f"{WHOLE.capitalize()} / {BLOCKS}", title_justify="left")
+    for column in ("layers x hidden", "backend s (load)", "call ms", "ratio of calls", "bits"):
         table.add_column(column, justify="right")
-    for column in (f"{WHOLE}, ms", f"{BLOCKS}, ms", "ratio of calls", "equal bits", "MB"):
-        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
+        both = row.whole, row.blocks
+        calls = (words.milliseconds(one.time.median) if one.time else "-" for one in both)
         table.add_row(
-            str(row.layers),
-            str(row.hidden),
-            seconds_text(row.whole),
-            seconds_text(row.blocks),
-            time_text(row.whole),
-            time_text(row.blocks),
+            f"{row.layers} x {row.hidden}",
+            " / ".join(map(seconds_text, both)),
+            " / ".join(calls),
             ratio_text(row.call_ratio),
-            row.equal_bits,
-            f"{words.memory(row.whole)} / {words.memory(row.blocks)}",
+            {"yes": "equal", "no": "differ"}.get(row.equal_bits, "-"),
         )
     return table
 

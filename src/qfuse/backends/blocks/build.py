@@ -24,8 +24,8 @@ from qfuse.ir.events import EventLog, Noted
 from qfuse.ir.refusal import Refusal
 from qfuse.kernels.library import is_loaded
 
-DEEP = 18
-"""Blocks that occur so often pay for compilations of their own; 15 take as long either way."""
+DEEP = 20
+"""Blocks that occur so often pay for compilations of their own; below, one package takes as long."""
 
 _logger = logging.getLogger("qfuse")
 
