@@ -173,7 +173,7 @@ def test_blocks_that_would_slow_a_call_down_are_not_compiled_unless_asked_for(
     def find(program: Program, least: int) -> Blocks:
         found = find_blocks(program, least)
         assert isinstance(found, Blocks)
-        return replace(found, **price)
+        return replace(found, fused=price.get("fused", 0), broadcast=price.get("broadcast", 0))
 
     monkeypatch.setattr(build, "find_blocks", find)
     with caplog.at_level("INFO"):

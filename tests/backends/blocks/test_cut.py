@@ -99,7 +99,7 @@ def test_an_input_and_a_constant_may_be_results() -> None:
 
 def test_what_only_one_block_returns_is_kept_of_that_one() -> None:
     b = GraphBuilder()
-    stream = b.arg("x", torch.float32, 3, 16)
+    stream = product = b.arg("x", torch.float32, 3, 16)
     for number in range(4):
         weight = b.const(f"w{number}", weights(number, 16, 16))
         product = b.call(aten.linear.default, stream, weight)

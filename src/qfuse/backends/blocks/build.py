@@ -25,7 +25,7 @@ from qfuse.ir.refusal import Refusal
 from qfuse.kernels.library import is_loaded
 
 DEEP = 20
-"""Blocks that occur so often pay for compilations of their own; below, one package takes as long."""
+"""So many blocks pay for compilations of their own; fewer take as long as one package."""
 
 _logger = logging.getLogger("qfuse")
 
@@ -53,16 +53,19 @@ def compile_blocks(
         return None
     wanted = options.blocks is BlockChoice.ON
     parts = _cut(program, wanted=wanted)
-    compiled = isinstance(parts, CutProgram)
-    made = _compiled(parts, program, otherwise, options, tell) if compiled else parts
+    made: AotiRunner | Refusal
+    if isinstance(parts, Refusal):
+        made = parts
+    else:
+        made = _compiled(parts, program, otherwise, options, tell)
     if isinstance(made, AotiRunner):
         log.add(Noted("backends", _summary(made)))
         return made
     text = f"the graph is compiled as one package: {made.reason}"
-    if wanted or compiled:
-        log.add(Noted("backends", text, warn=wanted))
-    if compiled:
+    if made is not parts:
         tell("compiling as one package instead")
+    if wanted or made is not parts:
+        log.add(Noted("backends", text, warn=wanted))
     _logger.info(text)
     return None
 

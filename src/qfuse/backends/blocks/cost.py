@@ -54,7 +54,7 @@ class CutCost:
             count += 1
             views += viewed_node(node) is not None
             if any(self._joined(node, user) for user in later):
-                fused += byte_count(value)
+                fused += hinted_bytes(value)
         return fused, count, views
 
     def _joined(self, node: Node, user: Node) -> bool:
@@ -73,7 +73,7 @@ def is_loop(node: Node) -> bool:
     return op.namespace in {"aten", "prims"} and op.overloadpacket.__name__ not in _LIBRARY
 
 
-def byte_count(value: torch.Tensor) -> int:
+def hinted_bytes(value: torch.Tensor) -> int:
     """Return the bytes of a tensor at the hinted sizes, each element counted."""
     count = value.element_size()
     for size in value.shape:

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from qfuse.backends.aliases import replaced_node, root_of
-from qfuse.backends.blocks.cost import CutCost, Price, byte_count
+from qfuse.backends.blocks.cost import CutCost, Price, hinted_bytes
 from qfuse.backends.blocks.period import Run, periodic_runs
 from qfuse.backends.blocks.text import Occurrence, loose_text, read_occurrence
 from qfuse.backends.key import constant_digest
@@ -186,16 +186,14 @@ def _outputs(program: Program, occurrences: Sequence[Occurrence]) -> tuple[int, 
 def _broadcast(program: Program, occurrences: Sequence[Occurrence]) -> int:
     """Return the bytes of values from outside that are broadcast, and are stored in full."""
     outside = dict.fromkeys(node for one in occurrences for node in one.outside)
-    values = (program.values[node] for node in outside)
-    return sum(
-        byte_count(value)
-        for value in values
-        if isinstance(value, torch.Tensor)
-        and any(
-            step == 0 and size_hint(size) > 1
-            for size, step in zip(value.shape, value.stride(), strict=True)
-            if isinstance(step, int)
-        )
+    values = [program.values[node] for node in outside]
+    return sum(map(hinted_bytes, filter(_is_broadcast, values)))
+
+
+def _is_broadcast(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and any(
+        size_hint(step) == 0 and size_hint(size) > 1
+        for size, step in zip(value.shape, value.stride(), strict=True)
     )
 
 
