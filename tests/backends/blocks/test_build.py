@@ -149,7 +149,7 @@ def test_a_fault_in_finding_blocks_leaves_one_package_unless_they_were_asked_for
 def test_few_blocks_are_not_compiled_for_themselves(
     graph: Callable[[], LoweredGraph], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         outcome = Outcome(plain, BlockChoice.AUTO, graph)
 
     assert not outcome.compiled
@@ -176,7 +176,7 @@ def test_blocks_that_would_slow_a_call_down_are_not_compiled_unless_asked_for(
         return replace(found, fused=price.get("fused", 0), broadcast=price.get("broadcast", 0))
 
     monkeypatch.setattr(build, "find_blocks", find)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         outcome = Outcome(plain, BlockChoice.AUTO)
 
     assert not outcome.compiled

@@ -66,7 +66,8 @@ def compile_blocks(
         tell("compiling as one package instead")
     if wanted or made is not parts:
         log.add(Noted("backends", text, warn=wanted))
-    _logger.info(text)
+    # Most graphs have no blocks.
+    _logger.log(logging.DEBUG if made is parts else logging.INFO, text)
     return None
 
 
