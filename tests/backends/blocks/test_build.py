@@ -161,7 +161,7 @@ def test_few_blocks_are_not_compiled_for_themselves(
     ("price", "reason"),
     [
         ({"fused": 64}, "each boundary between blocks would store 64 bytes that stay in a loop"),
-        ({"broadcast": 96}, "96 bytes that the blocks read are broadcast, and would be stored"),
+        ({"broadcast": 9999}, "9999 bytes that the blocks read are broadcast, and would be stored"),
     ],
 )
 def test_blocks_that_would_slow_a_call_down_are_not_compiled_unless_asked_for(

@@ -142,6 +142,8 @@ def test_values_that_are_broadcast_to_the_blocks_have_a_price() -> None:
 
     assert found(graph([3, 16])).broadcast == 3 * 16 * 4
     assert found(graph([1, 16])).broadcast == 0
+    # A product, a sum and its tanh.
+    assert found(graph([3, 16])).made == 3 * (3 * 16 * 4)
 
 
 def test_a_weight_that_is_used_twice_is_not_two_weights() -> None:

@@ -27,6 +27,9 @@ from qfuse.kernels.library import is_loaded
 DEEP = 20
 """So many blocks pay for compilations of their own; fewer take as long as one package."""
 
+# Of the bytes that a block computes: what is read besides takes little time.
+_MOST_BROADCAST = 0.05
+
 _logger = logging.getLogger("qfuse")
 
 
@@ -126,7 +129,7 @@ def _too_dear(blocks: Blocks) -> str | None:
     """Return why a call would take longer, or the compilation as long as before."""
     if blocks.fused:
         return f"each boundary between blocks would store {blocks.fused} bytes that stay in a loop"
-    if blocks.broadcast:
+    if blocks.broadcast > _MOST_BROADCAST * blocks.made:
         return f"{blocks.broadcast} bytes that the blocks read are broadcast, and would be stored"
     inside = len(blocks.occurrences) * len(blocks.occurrences[0].nodes)
     if inside < len(blocks.before) + len(blocks.after):

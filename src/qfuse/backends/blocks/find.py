@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +43,7 @@ class Blocks:
             been fused.
         broadcast: Bytes of values that the blocks read and that are broadcast: each is stored in
             full in every call, and read in full by every block.
+        made: Bytes of the values that one block computes.
     """
 
     before: tuple[Node, ...]
@@ -52,6 +53,7 @@ class Blocks:
     lifted: tuple[int, ...]
     fused: int
     broadcast: int = 0
+    made: int = 0
 
 
 def find_blocks(program: Program, least: int = LEAST) -> Blocks | Refusal:
@@ -159,6 +161,7 @@ def _cut_at(
         lifted=_lifted(program, occurrences),
         fused=fused,
         broadcast=_broadcast(program, occurrences),
+        made=sum(map(hinted_bytes, _tensors(program, occurrences[0].nodes))),
     )
 
 
@@ -186,12 +189,16 @@ def _outputs(program: Program, occurrences: Sequence[Occurrence]) -> tuple[int, 
 def _broadcast(program: Program, occurrences: Sequence[Occurrence]) -> int:
     """Return the bytes of values from outside that are broadcast, and are stored in full."""
     outside = dict.fromkeys(node for one in occurrences for node in one.outside)
-    values = [program.values[node] for node in outside]
-    return sum(map(hinted_bytes, filter(_is_broadcast, values)))
+    return sum(map(hinted_bytes, filter(_is_broadcast, _tensors(program, outside))))
 
 
-def _is_broadcast(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and any(
+def _tensors(program: Program, nodes: Iterable[Node]) -> list[torch.Tensor]:
+    values = (program.values.get(node) for node in nodes)
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _is_broadcast(value: torch.Tensor) -> bool:
+    return any(
         size_hint(step) == 0 and size_hint(size) > 1
         for size, step in zip(value.shape, value.stride(), strict=True)
     )
