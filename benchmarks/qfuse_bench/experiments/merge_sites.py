@@ -232,7 +232,8 @@ def _measured(
         for row in found:
             rows.append(row)
             # A whole run takes long: what is measured is kept.
-            outputs.write(results().to_dict(), results=results())
+            found_so_far = results()
+            outputs.write(found_so_far.to_dict(), results=found_so_far)
     return results()
 
 

@@ -42,8 +42,8 @@ def compile_blocks(
 ) -> AotiRunner | None:
     """Compile ``program`` in parts if it repeats a block, or find the parts in the cache.
 
-    ``None`` if it has to be one package. The log says so, with the reason, if blocks were asked
-    for.
+    ``None`` if it has to be one package. The log says so, with the reason, if blocks were asked for
+    or parts were compiled in vain.
 
     Args:
         program: The program.
@@ -56,21 +56,18 @@ def compile_blocks(
         return None
     wanted = options.blocks is BlockChoice.ON
     parts = _cut(program, wanted=wanted)
-    made: AotiRunner | Refusal
-    if isinstance(parts, Refusal):
-        made = parts
-    else:
-        made = _compiled(parts, program, otherwise, options, tell)
+    made = _compiled(parts, program, otherwise, options, tell)
     if isinstance(made, AotiRunner):
         log.add(Noted("backends", _summary(made)))
         return made
     text = f"the graph is compiled as one package: {made.reason}"
-    if made is not parts:
+    # Most graphs have no blocks; of others, parts were compiled in vain.
+    tried = made is not parts
+    if tried:
         tell("compiling as one package instead")
-    if wanted or made is not parts:
+    if tried or wanted:
         log.add(Noted("backends", text, warn=wanted))
-    # Most graphs have no blocks.
-    _logger.log(logging.DEBUG if made is parts else logging.INFO, text)
+    _logger.log(logging.INFO if tried else logging.DEBUG, text)
     return None
 
 
@@ -86,12 +83,15 @@ def _cut(program: Program, *, wanted: bool) -> CutProgram | Refusal:
 
 
 def _compiled(
-    parts: CutProgram,
+    parts: CutProgram | Refusal,
     program: Program,
     otherwise: EagerRunner,
     options: BackendOptions,
     tell: Progress,
 ) -> AotiRunner | Refusal:
+    """Compile the parts, and load them; a refusal stays the one that it is."""
+    if isinstance(parts, Refusal):
+        return parts
     times = Counter(step.part for step in parts.wiring.steps)
     codes: dict[int, CompiledCode] = {}
     try:
