@@ -66,13 +66,13 @@ class Machine:
 
 
 def test_rates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 1 us for a call, 2 ns for each column, 1 us for every 64 steps of a row.
-    machine = Machine(lambda rows, depth: 1e-6 + COLUMNS * 2e-9 + rows * depth / 64 * 1e-6)
+    # 1 us for a call, 2 ns for each column, 1 us for every 256 steps of a row.
+    machine = Machine(lambda rows, depth: 1e-6 + COLUMNS * 2e-9 + rows * depth / 256 * 1e-6)
 
     found = machine.rates(monkeypatch, overhead=1e-6)
 
     # 2048 operations in a step.
-    expected = [RowRate(rows, 2 * COLUMNS * 64 / 1e-6, 2e-9) for rows in ROWS]
+    expected = [RowRate(rows, 2 * COLUMNS * 256 / 1e-6, 2e-9) for rows in ROWS]
     assert [one.rows for one in found] == [one.rows for one in expected]
     assert [one.rate for one in found] == pytest.approx([one.rate for one in expected], rel=1e-3)
     assert [one.column_seconds for one in found] == pytest.approx([2e-9] * len(ROWS), rel=1e-2)
@@ -92,11 +92,11 @@ def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     # Disturbed in all rounds but the third.
-    machine = Machine(lambda rows, depth: rows * depth * 1e-9 * (1 + (machine.rounds != 2)))
+    machine = Machine(lambda rows, depth: rows * depth * 2e-10 * (1 + (machine.rounds != 2)))
 
     found = machine.rates(monkeypatch)
 
-    assert [one.rate for one in found] == pytest.approx([2 * COLUMNS / 1e-9] * len(ROWS))
+    assert [one.rate for one in found] == pytest.approx([2 * COLUMNS / 2e-10] * len(ROWS))
 
 
 def test_long_calls_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 Call = Callable[[torch.Tensor, int], object]
 """Multiplies rows with the weight of a number."""
 
-ROWS = (1, 4, 32, 128, 512)
+ROWS = (1, 4, 32, 128, 512, 1536)
 """The numbers of rows that are measured."""
 
 DEPTHS = (1536, 256)
 """Lengths of the sums: the difference between short and long ones is what a column takes."""
+
+INT8_DEPTHS = (4096, 256)
+"""Those of int8 products, whose rates differ more from length to length."""
 
 _COLUMNS, _GROUP = 1024, 32
 _AREA_BYTES = 72 << 20
@@ -52,7 +55,7 @@ _LONG_SECONDS = 16e-3
 _MOST_CALLS = 32
 # What takes longer warms its own caches, and is disturbed less.
 _WARM_SECONDS = 2e-3
-_LONG_ROUNDS = 2
+_LONG_ROUNDS = 1
 _LEAST_ROUNDS, _ROUNDS = 4, 5
 # At most this part of a time is taken for its call.
 _MOST_OVERHEAD = 0.75
@@ -141,7 +144,8 @@ class TimedProduct:
         self.first_seconds = self.seconds
         taken = max(self.seconds, _SAMPLE_SECONDS / _MOST_CALLS)
         self._calls = max(1, int(_SAMPLE_SECONDS / taken))
-        self.seconds = math.inf
+        if self._calls > 1:
+            self.seconds = math.inf
 
     def sample(self) -> None:
         """Time some calls."""
@@ -171,18 +175,20 @@ class ProbedProduct:
     Attributes:
         build: Makes its probes.
         rows: The numbers of rows that are measured.
+        depths: Lengths of the sums, a long and a short one.
         own: Whether the kernels are those of qfuse.
         library: Whether each call sets up a oneDNN primitive.
     """
 
     build: Build
     rows: tuple[int, ...] = ROWS
+    depths: tuple[int, int] = DEPTHS
     own: bool = False
     library: bool = False
 
     def timed(self, area: WeightArea, clock: Clock) -> dict[int, list[TimedProduct]]:
         """Return what times long and short sums, by rows; without rows that take too long."""
-        probes = [self.build(area, depth) for depth in DEPTHS]
+        probes = [self.build(area, depth) for depth in self.depths]
         found: dict[int, list[TimedProduct]] = {}
         per_row = 0.0
         for rows in self.rows:
@@ -223,18 +229,18 @@ def product_rates(
         between()
     found = []
     for product, by_rows in timed.items():
-        taken = overhead(probed[product])
+        depths, taken = probed[product].depths, overhead(probed[product])
         rates = (
-            _row_rate(rows, long.without_call(taken), short.without_call(taken))
+            _row_rate(rows, depths, long.without_call(taken), short.without_call(taken))
             for rows, (long, short) in by_rows.items()
         )
         found.append(ProductRates(product, tuple(rates)))
     return found
 
 
-def _row_rate(rows: int, long: float, short: float) -> RowRate:
+def _row_rate(rows: int, depths: tuple[int, int], long: float, short: float) -> RowRate:
     """Return the rate, and the time of a column, from the times of long and short sums."""
-    deep, shallow = DEPTHS
+    deep, shallow = depths
     per_step = (long - short) / (deep - shallow)
     beside = short - shallow * per_step
     # Noise may make short sums slow or long ones fast; the time of the long ones is kept.
@@ -252,12 +258,14 @@ def probed_products(target: Target) -> Mapping[ProductKind, ProbedProduct]:
     }
     if target.has_kernel("aten::_int_mm"):
         # It does not compute the result of one row: see qfuse.targets.doctor.
-        found[ProductKind.ATEN_INT8] = ProbedProduct(_aten_int8, ROWS[1:], library=True)
+        found[ProductKind.ATEN_INT8] = ProbedProduct(
+            _aten_int8, ROWS[1:], INT8_DEPTHS, library=True
+        )
     if target.has_kernel("aten::_weight_int8pack_mm"):
         found[ProductKind.ATEN_F32_INT8] = ProbedProduct(partial(_aten_weight_only, f32))
         found[ProductKind.ATEN_BF16_INT8] = ProbedProduct(partial(_aten_weight_only, bf16))
     if _torch_api.kernels_in_use():
-        found[ProductKind.INT8] = ProbedProduct(_int8, own=True)
+        found[ProductKind.INT8] = ProbedProduct(_int8, depths=INT8_DEPTHS, own=True)
         found[ProductKind.INT8_INT4] = ProbedProduct(_int8_int4, own=True)
         found[ProductKind.F32_INT8] = ProbedProduct(partial(_weight_only_int8, f32), own=True)
         found[ProductKind.F32_INT4] = ProbedProduct(partial(_weight_only_int4, f32), own=True)

@@ -162,6 +162,8 @@ void multiply_block(const Problem& p, int64_t block, int64_t row, int64_t rows, 
   }
 }
 
+// Threads take blocks with all strips of rows. Each multiplies a strip by all of its blocks in turn,
+// so that the strip stays in the L2 cache.
 void multiply(const Problem& p, const Epilogue& epilogue) {
   const RealWeight& w = p.weight;
   const int64_t strip = rows_per_strip(p.x.rows, w.blocks());
@@ -170,12 +172,14 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
   parallel_for(0, strips * w.blocks(), kLeastWork / work + 1, [&](int64_t begin, int64_t end) {
     const Buffer panel(kDepth * kBlock * bytes_of(p.type));
     const Buffer sums(strip * kBlock * sizeof(float));
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t block = i / strips;
-      const int64_t row = i % strips * strip;
+    for (int64_t s = 0; s < strips; ++s) {
+      const int64_t row = s * strip;
       const int64_t rows = std::min(strip, p.x.rows - row);
-      multiply_block(p, block, row, rows, panel.get(), sums.as<float>());
-      p.path.finish(epilogue, sums.get(), row, rows, block * kBlock, w.columns(block));
+      for (int64_t block = begin / strips; block * strips + s < end; ++block) {
+        if (block * strips + s < begin) continue;
+        multiply_block(p, block, row, rows, panel.get(), sums.as<float>());
+        p.path.finish(epilogue, sums.get(), row, rows, block * kBlock, w.columns(block));
+      }
     }
     p.path.release();
   });
