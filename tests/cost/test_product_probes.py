@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from qfuse import kernels
 from qfuse.cost import ProductKind, RowRate, _torch_api, product_probes
 from qfuse.cost.product_probes import (
     DEPTHS,
+    INT8_DEPTHS,
     ROWS,
     ProbedProduct,
     ProductProbe,
@@ -45,7 +46,12 @@ class Machine:
         self.used.append((number * self.weight_bytes, self.weight_bytes))
         self.now += self.seconds(*x.shape)
 
-    def rates(self, monkeypatch: pytest.MonkeyPatch, overhead: float = 0.0) -> tuple[RowRate, ...]:
+    def rates(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        overhead: float = 0.0,
+        depths: tuple[int, int] = DEPTHS,
+    ) -> tuple[RowRate, ...]:
         """Measure the product; return its rates."""
 
         def build(area: WeightArea, depth: int) -> ProductProbe:
@@ -53,7 +59,7 @@ class Machine:
             return ProductProbe(torch.float32, self.call, self.weight_bytes, depth)
 
         monkeypatch.setattr(product_probes, "_AREA_BYTES", 8 << 20)
-        probed = {ProductKind.INT8: ProbedProduct(build)}
+        probed = {ProductKind.INT8: ProbedProduct(build, depths=depths)}
 
         def counted() -> None:
             self.rounds += 1
@@ -65,11 +71,14 @@ class Machine:
         return found.rates
 
 
-def test_rates_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("depths", [DEPTHS, INT8_DEPTHS], ids=str)
+def test_rates_are_those_of_the_clock(
+    depths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # 1 us for a call, 2 ns for each column, 1 us for every 256 steps of a row.
     machine = Machine(lambda rows, depth: 1e-6 + COLUMNS * 2e-9 + rows * depth / 256 * 1e-6)
 
-    found = machine.rates(monkeypatch, overhead=1e-6)
+    found = machine.rates(monkeypatch, overhead=1e-6, depths=depths)
 
     # 2048 operations in a step.
     expected = [RowRate(rows, 2 * COLUMNS * 256 / 1e-6, 2e-9) for rows in ROWS]
@@ -97,6 +106,20 @@ def test_the_best_sample_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     found = machine.rates(monkeypatch)
 
     assert [one.rate for one in found] == pytest.approx([2 * COLUMNS / 2e-10] * len(ROWS))
+
+
+@pytest.mark.parametrize("round_number", [0, 1])
+def test_a_long_call_has_two_samples(round_number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # 2 ms and more; not disturbed before the first round, or in it.
+    def seconds(rows: int, depth: int) -> float:
+        return rows * depth * 4e-6 / (1 + (machine.rounds == round_number))
+
+    machine = Machine(seconds)
+    # The calls of the constructor are before round 0.
+    found = machine.rates(monkeypatch)
+
+    expected = 2 * COLUMNS / (2e-6 if round_number == 0 else 4e-6)
+    assert found[0].rate == pytest.approx(expected)
 
 
 def test_long_calls_are_timed_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +166,8 @@ def test_the_overhead_of_a_call_is_never_all_of_it(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8], ids=str)
 def test_weights_are_more_than_a_cache_holds(dtype: torch.dtype) -> None:
-    area, weight = WeightArea(), torch.empty(COLUMNS, DEPTHS[0], dtype=dtype)
+    depth = INT8_DEPTHS[0] if dtype is torch.uint8 else DEPTHS[0]
+    area, weight = WeightArea(), torch.empty(COLUMNS, depth, dtype=dtype)
     made = area.like(weight)
 
     # Between two uses of one.
@@ -179,8 +203,11 @@ def test_only_what_the_machine_has_is_measured(monkeypatch: pytest.MonkeyPatch) 
 def test_every_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels.load()
     # Small weights: what is tested does not depend on their sizes.
-    for name, size in {"DEPTHS": (128, 64), "_COLUMNS": 64, "_AREA_BYTES": 1 << 20}.items():
+    for name, size in {"_COLUMNS": 64, "_AREA_BYTES": 1 << 20}.items():
         monkeypatch.setattr(product_probes, name, size)
+    probed = product_probes.probed_products(Target.for_testing())
+    small = {product: replace(one, depths=(128, 64)) for product, one in probed.items()}
+    monkeypatch.setattr(product_probes, "probed_products", lambda _: small)
     asked: list[ProbedProduct] = []
 
     def overhead(probed: ProbedProduct) -> float:
@@ -204,6 +231,8 @@ def test_every_product_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [product for product, (_, library) in kinds.items() if library] == [
         ProductKind.ATEN_INT8
     ]
+    deep = {product for product, one in probed.items() if one.depths == INT8_DEPTHS}
+    assert deep == {ProductKind.INT8, ProductKind.ATEN_INT8}
     # Of a very slow machine. What short and long sums of these sizes differ by is less than noise,
     # so there is no bound above.
     assert all(rate.rate > 1e5 for one in made for rate in one.rates)

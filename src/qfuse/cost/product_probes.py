@@ -1,8 +1,9 @@
 """Microbenchmarks of products whose weights come from memory, by number of rows.
 
 In a model, other layers run between two uses of a weight. So each product has weights in more
-memory than a cache holds, which are used in turn. Everything else stays in the cache. All products
-share this memory, since its values do not change times, and filling it takes long.
+memory than a cache holds, which are used in turn. What else a product reads is in the cache if it
+fits. All products share this memory, since its values do not change times, and filling it takes
+long.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ DEPTHS = (1536, 256)
 """Lengths of the sums: the difference between short and long ones is what a column takes."""
 
 INT8_DEPTHS = (4096, 256)
-"""Those of int8 products, whose rates differ more from length to length."""
+"""Those of products of int8 by int8: the rates of longer sums than these do not follow from DEPTHS,
+as ``aten._int_mm`` gets no faster from 1536 on, and qfuse's kernel with AMX does."""
 
 _COLUMNS, _GROUP = 1024, 32
 _AREA_BYTES = 72 << 20
@@ -48,12 +50,13 @@ _AREA_BYTES = 72 << 20
 # for.
 _BYTE = 0x3C
 
-# A sample has as many calls as take this long. What would take longer than `_LONG_SECONDS` is not
-# measured, since more rows are as fast.
+# A sample has as many calls as take this long. What would take longer than `_LONG_SECONDS`, with the
+# sums of DEPTHS, is not measured: more rows are taken to be as fast.
 _SAMPLE_SECONDS = 0.3e-3
 _LONG_SECONDS = 16e-3
 _MOST_CALLS = 32
-# What takes longer warms its own caches, and is disturbed less.
+# What takes longer warms its own caches, and is disturbed less. Besides these rounds it has the sample
+# that tells how long it takes.
 _WARM_SECONDS = 2e-3
 _LONG_ROUNDS = 1
 _LEAST_ROUNDS, _ROUNDS = 4, 5
@@ -192,7 +195,7 @@ class ProbedProduct:
         found: dict[int, list[TimedProduct]] = {}
         per_row = 0.0
         for rows in self.rows:
-            if rows * per_row > _LONG_SECONDS:
+            if rows * per_row > _LONG_SECONDS * self.depths[0] / DEPTHS[0]:
                 break
             found[rows] = [probe.with_rows(rows, area, clock) for probe in probes]
             per_row = found[rows][0].first_seconds / rows

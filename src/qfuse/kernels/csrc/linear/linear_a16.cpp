@@ -20,12 +20,14 @@ namespace {
 
 // K per panel: 64 or 128 KiB, so that it stays in the L2 cache.
 constexpr int64_t kDepth = 512;
-// Rows that share a panel. Dequantizing it costs as much as the products of several rows: about 10 in
-// float32, and up to 40 with AMX in bfloat16.
+// Rows that share a panel. Dequantizing it takes as long as the products of about 10 rows in float32,
+// and of up to 40 with AMX in bfloat16; there are fewer only where threads would have no work.
 constexpr int64_t kMostRows = 256;
 constexpr int64_t kLeastRows = 48;
-// Rows that are finished at once, while their sums are in the L1 cache; a multiple of those of tiles.
-constexpr int64_t kPieceRows = 96;
+// Rows of the largest tile, and rows that are multiplied and finished before the next ones, while the
+// next codes are fetched: a multiple of those of every tile.
+constexpr int64_t kLargestTile = 32;
+constexpr int64_t kFinishedRows = 96;
 // Minimum work per thread, in products of 16; about 2 us.
 constexpr int64_t kLeastWork = 8000;
 
@@ -145,24 +147,22 @@ void stream(const Problem& p, const Digits& digits, const Epilogue& epilogue) {
 
 int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-// Splits rows evenly until there is work for all threads. The summation order does not depend on it.
+// Splits rows evenly until there is work for all threads, into whole tiles but for the last one. The
+// summation order does not depend on it.
 int64_t rows_per_strip(int64_t rows, int64_t blocks) {
   int64_t strip = std::min(rows, kMostRows);
   while (strip > kLeastRows && parts_of(rows, strip) * blocks < 3 * at::get_num_threads()) {
     strip = (strip + 1) / 2;
   }
-  return parts_of(rows, parts_of(rows, strip));
+  const int64_t even = parts_of(rows, parts_of(rows, strip));
+  return std::min(rows, parts_of(even, kLargestTile) * kLargestTile);
 }
 
 // The codes of a panel. They come from memory while rows are multiplied by the panel before.
 struct PanelCodes {
-  // Those from k on; behind the end of a block is the next one.
+  // Those of a block from k on; none if there is no such block.
   PanelCodes(const RealWeight& w, int64_t block, int64_t k) {
-    if (k >= w.depth()) {
-      ++block;
-      k = 0;
-    }
-    if (block == w.blocks()) return;
+    if (block >= w.blocks()) return;
     const int64_t word_bytes = kBlock * 4;
     data = w.block(block).codes + k / w.codes_per_word() * word_bytes;
     bytes = std::min(kDepth, w.depth() - k) / w.codes_per_word() * word_bytes;
@@ -178,33 +178,37 @@ struct PanelCodes {
   int64_t bytes = 0;
 };
 
-// Multiplies the rows of a strip with a block. `row` is the first one, and sums are those of all.
-void multiply_block(const Problem& p, const Epilogue& epilogue, int64_t block, int64_t row,
-                    int64_t rows, void* panel, float* sums) {
+// Writes the result of a strip of rows, of which `row` is the first, and a block. `next` is the block
+// after it, or none; `sums` is memory for those of all rows.
+void compute_block(const Problem& p, const Epilogue& epilogue, int64_t row, int64_t rows,
+                   int64_t block, int64_t next, void* panel, float* sums) {
   const RealWeight& w = p.weight;
   const int64_t columns = w.columns(block);
-  const int64_t pieces = parts_of(rows, kPieceRows);
+  const int64_t pieces = parts_of(rows, kFinishedRows);
   const int64_t most = std::max<int64_t>(w.depth(), 1);  // with K = 0, sums still have to be cleared
   for (int64_t k = 0; k < most; k += kDepth) {
+    const bool last = k + kDepth >= most;
     const int64_t depth = std::min(kDepth, w.depth() - k);
     p.kernels.widen(w.block(block), k, depth, p.type, panel);
-    const PanelCodes next(w, block, k + kDepth);
+    const PanelCodes codes = last ? PanelCodes(w, next, 0) : PanelCodes(w, block, k + kDepth);
     for (int64_t i = 0; i < pieces; ++i) {
-      next.prefetch(i, pieces);
-      const int64_t first = i * kPieceRows;
-      const int64_t count = std::min(kPieceRows, rows - first);
+      codes.prefetch(i, pieces);
+      const int64_t first = i * kFinishedRows;
+      const int64_t count = std::min(kFinishedRows, rows - first);
       const auto* a = static_cast<const char*>(row_of(p, row + first)) + k * bytes_of(p.type);
       float* of_piece = sums + first * kBlock;
       p.path.real->multiply({a, p.x.ld, count, panel, depth / kGroup, columns, k > 0}, p.type,
                             of_piece);
-      if (k + kDepth < most) continue;
+      if (!last) continue;
       p.path.finish(epilogue, of_piece, row + first, count, block * kBlock, columns);
     }
   }
 }
 
-// Threads take blocks with all strips of rows. Each multiplies a strip by all of its blocks in turn,
-// so that the strip stays in the L2 cache.
+// Pairs of a block and a strip of rows are numbered by block, and each thread has a range of them. It
+// takes one strip after the other, with all of its blocks: 256 rows of bfloat16 stay in an L2 cache
+// of 2 MiB up to K of about 3000, of float32 up to half of that. With longer rows, reading the codes
+// for every strip still takes less than reading all rows for every block.
 void multiply(const Problem& p, const Epilogue& epilogue) {
   const RealWeight& w = p.weight;
   const int64_t strip = rows_per_strip(p.x.rows, w.blocks());
@@ -213,12 +217,17 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
   parallel_for(0, strips * w.blocks(), kLeastWork / work + 1, [&](int64_t begin, int64_t end) {
     const Buffer panel(kDepth * kBlock * bytes_of(p.type));
     const Buffer sums(strip * kBlock * sizeof(float));
+    const auto first_block = [&](int64_t s) {
+      return parts_of(std::max<int64_t>(begin - s, 0), strips);
+    };
     for (int64_t s = 0; s < strips; ++s) {
       const int64_t row = s * strip;
       const int64_t rows = std::min(strip, p.x.rows - row);
-      for (int64_t block = begin / strips; block * strips + s < end; ++block) {
-        if (block * strips + s < begin) continue;
-        multiply_block(p, epilogue, block, row, rows, panel.get(), sums.as<float>());
+      const int64_t blocks = parts_of(std::max<int64_t>(end - s, 0), strips);
+      for (int64_t block = first_block(s); block < blocks; ++block) {
+        const bool ends = block + 1 == blocks;
+        const int64_t next = !ends ? block + 1 : s + 1 < strips ? first_block(s + 1) : w.blocks();
+        compute_block(p, epilogue, row, rows, block, next, panel.get(), sums.as<float>());
       }
     }
     p.path.release();
