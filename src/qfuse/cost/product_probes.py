@@ -50,13 +50,13 @@ _AREA_BYTES = 72 << 20
 # for.
 _BYTE = 0x3C
 
-# A sample has as many calls as take this long. What would take longer than `_LONG_SECONDS`, with the
-# sums of DEPTHS, is not measured: more rows are taken to be as fast.
+# A sample has as many calls as take this long. What would take longer than `_LONG_SECONDS` with the
+# sums of DEPTHS is not measured: more rows are taken to be as fast.
 _SAMPLE_SECONDS = 0.3e-3
 _LONG_SECONDS = 16e-3
 _MOST_CALLS = 32
-# What takes longer warms its own caches, and is disturbed less. Besides these rounds it has the sample
-# that tells how long it takes.
+# What takes longer warms its own caches, and is disturbed less. Besides these rounds it has the
+# sample that tells how long it takes.
 _WARM_SECONDS = 2e-3
 _LONG_ROUNDS = 1
 _LEAST_ROUNDS, _ROUNDS = 4, 5
