@@ -39,8 +39,8 @@ DEPTHS = (1536, 256)
 """Lengths of the sums: the difference between short and long ones is what a column takes."""
 
 INT8_DEPTHS = (4096, 256)
-"""Those of products of int8 by int8: the rates of longer sums than these do not follow from DEPTHS,
-as ``aten._int_mm`` gets no faster from 1536 on, and qfuse's kernel with AMX does."""
+"""Those of products of int8 by int8. Their rates with sums of 4096 do not follow from 1536 and 256:
+qfuse's kernel with AMX still gets faster, and ``aten._int_mm`` does not."""
 
 _COLUMNS, _GROUP = 1024, 32
 _AREA_BYTES = 72 << 20

@@ -24,9 +24,10 @@ constexpr int64_t kDepth = 512;
 // and of up to 40 with AMX in bfloat16; there are fewer only where threads would have no work.
 constexpr int64_t kMostRows = 256;
 constexpr int64_t kLeastRows = 48;
-// Rows of the largest tile, and rows that are multiplied and finished before the next ones, while the
-// next codes are fetched: a multiple of those of every tile.
+// Rows of the largest tile.
 constexpr int64_t kLargestTile = 32;
+// Rows that are multiplied, and finished after the last panel, before the next ones are; a part of
+// the next codes is fetched for each. A multiple of the rows of every tile.
 constexpr int64_t kFinishedRows = 96;
 // Minimum work per thread, in products of 16; about 2 us.
 constexpr int64_t kLeastWork = 8000;
@@ -225,8 +226,8 @@ void multiply(const Problem& p, const Epilogue& epilogue) {
       const int64_t rows = std::min(strip, p.x.rows - row);
       const int64_t blocks = parts_of(std::max<int64_t>(end - s, 0), strips);
       for (int64_t block = first_block(s); block < blocks; ++block) {
-        const bool ends = block + 1 == blocks;
-        const int64_t next = !ends ? block + 1 : s + 1 < strips ? first_block(s + 1) : w.blocks();
+        int64_t next = block + 1;
+        if (next == blocks) next = s + 1 < strips ? first_block(s + 1) : w.blocks();
         compute_block(p, epilogue, row, rows, block, next, panel.get(), sums.as<float>());
       }
     }
