@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.cost import pointwise_work, size_range
+from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
 from qfuse.ir.dtypes import bit_width
@@ -131,9 +131,13 @@ class SinkSplit(Rule[SinkSplitSite]):
             before += [_passed(site.source, tensor_of(n)) for n in stored]
             if stored:
                 after.append(_passed(site.source, lanes.value, absorbed=site.absorbed))
-        # Everything is computed where it is used: storing a wide value would only add a pass.
         if not before:
-            return -math.inf
+            # Everything is computed where it is used: another value in memory only adds a pass,
+            # and a narrower one in place of the product's saves a part of one.
+            if not site.absorbed or not _is_narrower(site.lanes[-1].value, site.source):
+                return -math.inf
+            before = [_kept(tensor_of(site.source))]
+            after = [_kept(site.lanes[-1].value)]
         compared = cost.compare(before, after)
         if compared.loses_nowhere:
             return compared.gain
@@ -385,6 +389,16 @@ def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> Wor
     work = pointwise_work(count, [], [max(written - read, 0)])
     low, hint, high = (w.with_calls(0) for w in work.values)
     return type(work)(low, hint, high)
+
+
+def _is_narrower(value: torch.Tensor, source: Node) -> bool:
+    return bit_width(value.dtype) < bit_width(dtype_of(source))
+
+
+def _kept(value: torch.Tensor) -> WorkRange:
+    """The work of writing a value once and reading it once, in calls that are made anyway."""
+    bits = bit_width(value.dtype)
+    return without_calls(pointwise_work(size_range(math.prod(value.shape)), [bits], [bits]))
 
 
 def _run_of(site: SinkSplitSite, rw: Rewriter) -> Node:
