@@ -46,6 +46,7 @@ from qfuse.optimize.fuse.softmax import FuseSoftmaxQuantize
 from qfuse.optimize.fuse.stored_norm import FuseStoredNorm
 from qfuse.optimize.fuse.stored_softmax import FuseStoredSoftmax
 from qfuse.optimize.images.batch_norm import FuseStoredBatchNorm
+from qfuse.optimize.layout.row_major import MakeRowMajor
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.optimize.merge.cse import Combine
 from qfuse.optimize.merge.merge_convolutions import MergeConvolutions
@@ -158,6 +159,7 @@ REWRITES: tuple[type[Rule[Any] | Pass], ...] = (
     *CLAIM_RULES.values(),
     Combine,
     FoldConstants,
+    MakeRowMajor,
     MergeLinears,
     MergeConvolutions,
     LowerPrecision,
@@ -289,6 +291,8 @@ def optimize(
     # Constants around products first: they would keep activations and quantizes away from them.
     apply_rules(program, _instances(FOLD_RULES, joining(Phase.FOLD)), context)
     run_after(Phase.FOLD)
+    # Before anything is fused with a norm or a product, whose kernels read and write rows.
+    MakeRowMajor().run(program, context)
     # Quantize moves up, dequantize moves down, and where they meet they cancel. Before fusing, so
     # that quantize is next to the producer, and dequantize next to the consumer.
     move(program, context, also=joining(Phase.MOVE))

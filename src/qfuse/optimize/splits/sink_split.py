@@ -13,25 +13,27 @@ from typing import Any, ClassVar
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.cost import pointwise_work, size_range, without_calls
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
-from qfuse.ir.dtypes import bit_width
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
 from qfuse.ir.movement.registry import SPLITS, movement_of
 from qfuse.ir.movement.slice import Slice
-from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.convolution import as_convolution
 from qfuse.ir.ops.linear import as_linear
 from qfuse.ir.ops.product import as_fused_product
 from qfuse.ir.ops.qdq import as_dequantize
-from qfuse.ir.ops.views import dtype_of, tensor_of
+from qfuse.ir.ops.views import tensor_of
 from qfuse.ir.sizes import Size, same_size, same_strides
-from qfuse.optimize.match.move_qparams import copies
 from qfuse.optimize.match.strides import restride, stride_sensitive_user
 from qfuse.optimize.splits.isomorphic_ops import IsomorphicOps, widen
+from qfuse.optimize.splits.split_work import (
+    is_narrower,
+    is_read_from_memory,
+    pass_of_result,
+    round_trip,
+)
 from qfuse.patterns.activations import ACTIVATION_OPS
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, Rewriter, Rule, aten
 
@@ -39,14 +41,6 @@ from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Node, OpOverload, R
 _MOST_PARTS = 8
 _MOST_LANES = 64
 _MOST_USERS = 64
-
-_LIBRARY: tuple[OpOverload, ...] = (
-    *ops.FUSED,
-    *(aten.linear.default, aten.mm.default, aten.bmm.default, aten.addmm.default),
-    *(aten.matmul.default, aten.baddbmm.default, aten.convolution.default),
-    aten.scaled_dot_product_attention.default,
-)
-"""Ops that load their operands from memory; others are fused with their producers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +121,17 @@ class SinkSplit(Rule[SinkSplitSite]):
         for lanes in site.exits:
             # A value that its users compute on the fly is
             # not stored now, so it costs nothing to save.
-            stored = [n for n in lanes.nodes if _from_memory(n, inside)]
-            before += [_passed(site.source, tensor_of(n)) for n in stored]
+            stored = [n for n in lanes.nodes if is_read_from_memory(n, inside)]
+            before += [pass_of_result(site.source, tensor_of(n)) for n in stored]
             if stored:
-                after.append(_passed(site.source, lanes.value, absorbed=site.absorbed))
+                after.append(pass_of_result(site.source, lanes.value, absorbed=site.absorbed))
         if not before:
             # Everything is computed where it is used: another value in memory only adds a pass,
             # and a narrower one in place of the product's saves a part of one.
-            if not site.absorbed or not _is_narrower(site.lanes[-1].value, site.source):
+            if not site.absorbed or not is_narrower(site.lanes[-1].value, site.source):
                 return -math.inf
-            before = [_kept(tensor_of(site.source))]
-            after = [_kept(site.lanes[-1].value)]
+            before = [round_trip(tensor_of(site.source))]
+            after = [round_trip(site.lanes[-1].value)]
         compared = cost.compare(before, after)
         if compared.loses_nowhere:
             return compared.gain
@@ -355,50 +349,6 @@ def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
     return (
         len(source.users) == 1 and chain and all(is_call(each.first, *steps) for each in lanes[1:])
     )
-
-
-def _from_memory(node: Node, inside: frozenset[Node]) -> bool:
-    """Whether a user loads a value, or a view of it, from memory.
-
-    All users are checked: missing one could turn a rewrite that pays into one that does not, and
-    vice versa.
-    """
-    stack = [node]
-    while stack:
-        for user in stack.pop().users:
-            if user in inside:
-                continue
-            if user.op == "output" or is_call(user, *_LIBRARY):
-                return True
-            movement = movement_of(user)
-            shown = movement is not None and not copies(movement)
-            if shown or as_dequantize(user) is not None:
-                stack.append(user)
-    return False
-
-
-def _passed(source: Node, value: torch.Tensor, *, absorbed: bool = False) -> WorkRange:
-    """The work of computing a result from the split tensor, with about as many elements.
-
-    As an epilogue it is written instead of the linear's result, without another call.
-    """
-    count = size_range(math.prod(value.shape))
-    read, written = bit_width(dtype_of(source)), bit_width(value.dtype)
-    if not absorbed:
-        return pointwise_work(count, [read], [written])
-    work = pointwise_work(count, [], [max(written - read, 0)])
-    low, hint, high = (w.with_calls(0) for w in work.values)
-    return type(work)(low, hint, high)
-
-
-def _is_narrower(value: torch.Tensor, source: Node) -> bool:
-    return bit_width(value.dtype) < bit_width(dtype_of(source))
-
-
-def _kept(value: torch.Tensor) -> WorkRange:
-    """The work of writing a value once and reading it once, in calls that are made anyway."""
-    bits = bit_width(value.dtype)
-    return without_calls(pointwise_work(size_range(math.prod(value.shape)), [bits], [bits]))
 
 
 def _run_of(site: SinkSplitSite, rw: Rewriter) -> Node:
