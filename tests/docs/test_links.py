@@ -63,3 +63,10 @@ def test_broken_links_and_orphans_are_found(tmp_path: Path) -> None:
 
     assert broken_links(tmp_path) == ["README.md -> b.md"]
     assert orphans(tmp_path) == ["docs/lost.md"]
+
+
+def test_the_index_lists_every_decision_in_order() -> None:
+    listed = [p.name for p in links(ROOT / "docs" / "index.md") if p.parent.name == "adr"]
+    decisions = sorted(path.name for path in (ROOT / "docs" / "adr").glob("0*.md"))
+
+    assert [name for name in listed if name.startswith("0")] == decisions
