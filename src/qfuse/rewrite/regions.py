@@ -17,15 +17,16 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from qfuse.cost import pointwise_work, size_range
+from qfuse.cost import hint_of, pointwise_work, size_range
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
 from qfuse.ir.dtypes import bit_width
+from qfuse.ir.graph.alias import leaves_graph, may_alias
 from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange
 from qfuse.ir.memory_formats import format_of
 from qfuse.ir.ops.views import result_of, tensor_of
-from qfuse.ir.sizes import axis_order, same_shape, same_strides
+from qfuse.ir.sizes import is_row_major, same_shape, same_strides
 from qfuse.rewrite.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -61,7 +62,8 @@ class Region:
     @property
     def can_be_left(self) -> bool:
         """Whether a copy can restore the strides of all values that leave."""
-        return all(_can_restore(tensor_of(node)) for node, users in self.nodes.items() if users)
+        leaving = [node.meta["val"] for node, users in self.nodes.items() if users]
+        return all(isinstance(x, torch.Tensor) and _order_of(x) is not None for x in leaving)
 
     @property
     def copies(self) -> list[Node]:
@@ -110,15 +112,14 @@ class RegionSearch(ABC):
         return node in self._values
 
     def regions(self, program: StageGraph) -> list[Region]:
-        """Return the regions whose leaving values can be restored."""
+        """Return all regions, also those that cannot be left."""
         for node in program.graph.nodes:
             operands = self.operands(node)
             if self.starts(node) or any(operand in self._values for operand in operands):
                 self.visit(node)
             elif any(operand in self._moved for operand in operands) and ignores_strides(node):
                 self._note_moved(node)
-        regions = [self._region(nodes) for nodes in self._components(program)]
-        return [region for region in regions if region.can_be_left]
+        return [self._region(nodes) for nodes in self._components(program)]
 
     def visit(self, node: Node) -> None:
         """Add ``node`` if its result gets the layout when its operands have it."""
@@ -184,8 +185,8 @@ class RegionSearch(ABC):
         args, kwargs = map_arg((node.args, node.kwargs), value)
         try:
             return self._infer(node.target, args, kwargs)
-        except (RuntimeError, ValueError):
-            # A view that the new strides do not allow.
+        except (RuntimeError, TypeError, ValueError, LookupError, AssertionError):
+            # Such as a view that the new strides do not allow.
             return None
 
     def _components(self, program: StageGraph) -> list[list[Node]]:
@@ -221,7 +222,9 @@ class RegionSearch(ABC):
         """Whether a user of ``node`` outside of all regions depends on its strides."""
         if self.is_in_region(user) or _same(node.meta["val"], self._values[node]):
             return False
-        return user.op == "output" or self._reads_strides(user)
+        # A reshape that is returned may be a view of the new value, and was a copy before.
+        returned = may_alias(user) and leaves_graph(user)
+        return user.op == "output" or returned or self._reads_strides(user)
 
     def _reads_strides(self, user: Node) -> bool:
         """Whether a value outside of all regions has other strides because ``user`` does.
@@ -307,16 +310,13 @@ def ignores_strides(node: Node) -> bool:
     return op.overloadpacket not in _OF_MEMORY
 
 
-def _can_restore(value: torch.Tensor) -> bool:
-    return format_of(value) is not None or _order_of(value) is not None
-
-
 def _order_of(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the axes of a dense tensor in the order of memory; ``None`` if that is not certain."""
-    numbers = (*value.shape, *value.stride())
-    if not all(isinstance(number, int) for number in numbers):
+    if value.layout is not torch.strided:
         return None
-    return axis_order(value.shape, value.stride())
+    steps = [hint_of(step) for step in value.stride()]
+    order = sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
+    return tuple(order) if is_row_major(value.permute(order)) else None
 
 
 def _restored(made: Node, before: torch.Tensor, rw: Rewriter) -> Node:

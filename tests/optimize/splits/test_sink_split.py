@@ -13,7 +13,6 @@ from torch.fx import Node
 from qfuse.ir.events import MissCode
 from qfuse.ir.graph.text import to_text
 from qfuse.optimize.fuse.epilogue_activation import FuseActivation
-from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.merge.merge_linears import MergeLinears
 from qfuse.optimize.splits.sink_split import SinkSplit
@@ -145,26 +144,6 @@ def test_an_activation_goes_on_into_the_epilogue_of_a_merged_linear() -> None:
     assert apply_rules(program, [SinkSplit()], context).fired == {"sink-split": 1}
     rules: list[Rule[Any]] = [FuseLinear(), FuseActivation()]
     assert apply_rules(program, rules, context).fired["fuse-activation"] == 1
-    inputs = random_inputs(program, m=5)
-    assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
-
-
-@pytest.mark.numeric
-@pytest.mark.parametrize(("dtype", "pays"), [(torch.bfloat16, True), (torch.float64, False)])
-def test_a_merged_linear_is_cast_if_less_is_stored(dtype: torch.dtype, pays: bool) -> None:
-    g = Graph("m", 8)
-    block = QuantizedLinear(g.b, 4, 8)
-    x = block.quantized(g.x, per_tensor(2))
-    ys = [g.call(aten._to_copy.default, block.linear(x, name), dtype=dtype) for name in ("a", "b")]
-    # What reads the casts computes them on the fly.
-    program = g.done(*(g.call(aten.add.Tensor, y, by) for by, y in enumerate(ys, 1)))
-    source = clone(program)
-    context = priced()
-
-    MergeLinears().run(program, RewriteContext("optimize"))
-    assert apply_rules(program, [SinkSplit()], context).fired == ({"sink-split": 1} if pays else {})
-    rules: list[Rule[Any]] = [FuseLinear(), FuseCast()]
-    assert apply_rules(program, rules, context).fired["fuse-cast"] == int(pays)
     inputs = random_inputs(program, m=5)
     assert bits_same(run_fixed_order(program, inputs), run_fixed_order(source, inputs))
 

@@ -27,7 +27,7 @@ _MAYBE_VIEWS = (
 
 def memory_of(node: Node) -> Node:
     """Return the node that owns the memory of ``node``."""
-    while _may_alias(node):
+    while may_alias(node):
         # In all of these ops the first operand is the one that is viewed.
         node = node.all_input_nodes[0]
     return node
@@ -41,13 +41,13 @@ def leaves_graph(node: Node) -> bool:
         for user in stack.pop().users:
             if user.op == "output":
                 return True
-            if user not in seen and _may_alias(user):
+            if user not in seen and may_alias(user):
                 seen.add(user)
                 stack.append(user)
     return False
 
 
-def _may_alias(node: Node) -> bool:
+def may_alias(node: Node) -> bool:
     """Whether ``node`` may alias its first input."""
     # Results of a split are views of its operand. Those of other ops are new, and counting them as
     # aliases is only more careful.

@@ -27,7 +27,7 @@ def assign_channels_last(context: LoweringContext) -> None:
     shuffles = find_shuffles(context.program.graph.nodes)
     search = ChannelsLastSearch(context.session.editor.infer, shuffles)
     for region in search.regions(context.program):
-        if _pays(region, context):
+        if region.can_be_left and _pays(region, context):
             first = next(iter(region.nodes))
             edit = _Assignment(region, search, shuffles).apply
             context.session.rewrite(NAME, first, edit, proof=Exactness.ROUNDING)

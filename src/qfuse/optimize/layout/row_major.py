@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from qfuse.ir.events import Fired
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import StageGraph, place_of
 from qfuse.ir.memory_formats import format_of
-from qfuse.ir.ops.views import shape_of
-from qfuse.ir.sizes import is_row_major
+from qfuse.ir.sizes import is_row_major, same_size
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Rewriter, arguments, aten
 from qfuse.rewrite.regions import Region, RegionRewrite, RegionSearch, copy_seconds
 from qfuse.rewrite.session import Applied, RewriteSession
 
-# Of a matrix product, the first operand has rows.
-_PRODUCTS = (aten.linear.default, aten.mm.default, aten.matmul.default, aten.bmm.default)
+# The operand of a matrix product that has rows.
+_PRODUCTS: Mapping[Any, str] = MappingProxyType(
+    {
+        aten.linear.default: "input",
+        aten.mm.default: "self",
+        aten.matmul.default: "self",
+        aten.bmm.default: "self",
+        aten.addmm.default: "mat1",
+    }
+)
 _NORMS = (aten.layer_norm.default, aten.native_layer_norm.default, aten.rms_norm.default)
 _SOFTMAXES = (aten._softmax.default, aten.softmax.int)
 _REDUCTIONS = (
@@ -51,8 +61,10 @@ class MakeRowMajor(Pass):
     A region grows through every op whose result is row-major when its operands are. Values that
     leave the graph, or that a user reads by strides, are copied back.
 
-    Refuses: a region with a value that leaves it and is not dense, or of unknown size. Does not
-    pay where the ops that read rows would copy no more than is copied at the border.
+    Images in channels-last memory are left to the channels-last regions of convolutions.
+
+    Refuses: a region with a value that leaves it and has gaps. Does not pay where the ops that
+    read rows would copy no more than is copied at the border.
     """
 
     name: ClassVar[str] = "make-row-major"
@@ -67,13 +79,11 @@ class MakeRowMajor(Pass):
         for region in search.regions(program):
             node = next(iter(region.nodes))
             rows = _read_by_rows(region)
-            if not rows or not context.covers(node):
+            if not rows or not all(map(context.covers, region.nodes)):
                 continue
-            if not _pays(region, rows, program, context):
-                text = "copying it takes as long as the ops that read its rows save"
-                result.miss(
-                    program, context, self.name, node, Miss(MissCode.PROFIT, node, text, progress=0)
-                )
+            miss = _refuse(region, rows, program, context)
+            if miss is not None:
+                result.miss(program, context, self.name, node, miss)
             elif self._rewrite(region, search, session):
                 result.fired[self.name] += 1
         return result
@@ -95,13 +105,13 @@ class _Search(RegionSearch):
     """Finds the regions that start at elementwise ops on permuted values."""
 
     def starts(self, node: Node) -> bool:
-        """Whether an elementwise op returns a value that is neither row-major nor an image."""
+        """Whether an elementwise op returns permuted values, which are no images."""
         value = node.meta.get("val")
         return (
             isinstance(value, torch.Tensor)
             and node.op == "call_function"
             and torch.Tag.pointwise in getattr(node.target, "tags", ())
-            and format_of(value) is None
+            and _is_permuted(value)
         )
 
     def format(self, rank: int) -> torch.memory_format | None:
@@ -110,44 +120,74 @@ class _Search(RegionSearch):
         return torch.contiguous_format
 
     def enters(self, value: torch.Tensor) -> bool:
-        """Whether an operand is neither row-major nor an image."""
-        return format_of(value) is None
+        """Whether an operand has permuted values, and is no image."""
+        return _is_permuted(value)
 
     def changes(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether a result becomes row-major."""
-        return is_row_major(after) and not is_row_major(before)
+        """Whether a result that is no image becomes row-major."""
+        return is_row_major(after) and format_of(before) is None
 
 
-def _pays(
+def _is_permuted(value: torch.Tensor) -> bool:
+    """Whether memory has the axes in another order than row-major and channels-last tensors.
+
+    Gaps, and axes that are expanded, permute nothing.
+    """
+    if value.layout is not torch.strided or format_of(value) is not None:
+        return False
+    pairs = zip(value.shape, value.stride(), strict=True)
+    steps = [step for size, step in pairs if not same_size(size, 1) and not same_size(step, 0)]
+    return any(statically_known_true(outer < inner) for outer, inner in pairwise(steps))
+
+
+def _refuse(
     region: Region, rows: Sequence[Node], program: StageGraph, context: RewriteContext
-) -> bool:
-    """Whether the ops that read rows would copy more than is copied at the border."""
-    if context.cost is None:
-        return len(rows) > len(region.copies)
-    symbols = program.signature.symbols
-    border = copy_seconds(region.copies, context.cost, symbols)
-    return border < copy_seconds(rows, context.cost, symbols)
+) -> Miss | None:
+    """Refuse a region whose strides cannot be restored, or that takes no less time."""
+    node = next(iter(region.nodes))
+    if not region.can_be_left:
+        text = "no copy has the strides of a value that leaves the region"
+        return Miss(MissCode.SHAPE, node, text, progress=1)
+    symbols, cost = program.signature.symbols, context.cost
+    pays = len(region.copies) < len(rows)
+    if cost is not None:
+        pays = copy_seconds(region.copies, cost, symbols) < copy_seconds(rows, cost, symbols)
+    text = "copying it takes as long as the ops that read its rows save"
+    return None if pays else Miss(MissCode.PROFIT, node, text, progress=0)
 
 
 def _read_by_rows(region: Region) -> list[Node]:
-    """Return the values that ops read by rows, once per op."""
-    values = dict.fromkeys((*region.nodes, *region.copies))
-    return [value for value in values for user in value.users if _reads_rows(user, value)]
+    """Return the values of a region that ops read by rows, as often as they are read.
+
+    Products of one value copy it once at most, and may be merged.
+    """
+    read: list[Node] = []
+    for node, leaving in region.nodes.items():
+        value = node.meta["val"]
+        # Rows that lie apart are read as fast.
+        if isinstance(value, torch.Tensor) and not _has_adjacent_elements(value):
+            users = [user for user in node.users if user not in leaving]
+            products = any(_is_product_of(user, node) for user in users)
+            read += [node] * (products + sum(_reads_rows(user, value) for user in users))
+    return read
 
 
-def _reads_rows(user: Node, value: Node) -> bool:
-    """Whether an op needs the elements of the last axis of ``value`` one after the other."""
+def _has_adjacent_elements(value: torch.Tensor) -> bool:
+    return value.dim() == 0 or same_size(value.stride(-1), 1)
+
+
+def _is_product_of(user: Node, value: Node) -> bool:
+    """Whether ``user`` multiplies the rows of ``value``."""
+    first = _PRODUCTS.get(user.target) if is_call(user, *_PRODUCTS) else None
+    return first is not None and arguments(user)[first] is value
+
+
+def _reads_rows(user: Node, value: torch.Tensor) -> bool:
+    """Whether a norm, a softmax or a reduction needs the elements of the last axis in a row."""
     if is_call(user, *_NORMS):
         return True
-    if is_call(user, *_PRODUCTS):
-        return user.args[0] is value
-    if is_call(user, aten.addmm.default):
-        return arguments(user)["mat1"] is value
-    if is_call(user, *_SOFTMAXES, *_REDUCTIONS):
-        return _is_last(arguments(user)["dim"], shape_of(value))
-    return False
-
-
-def _is_last(axes: object, shape: Sequence[object]) -> bool:
+    if not is_call(user, *_SOFTMAXES, *_REDUCTIONS):
+        return False
+    axes: Any = arguments(user)["dim"]
     one = list(axes) if isinstance(axes, (list, tuple)) else [axes]
-    return one in ([-1], [len(shape) - 1])
+    return one in ([-1], [value.dim() - 1])

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from qfuse.cost.model import CostModel
 from qfuse.cost.work import WorkRange
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.graph.alias import leaves_graph
 from qfuse.ir.graph.schema import is_call
 from qfuse.ir.graph.stage_graph import op_name
@@ -345,10 +346,9 @@ def _is_epilogue(source: Node, lanes: Sequence[IsomorphicOps]) -> bool:
         return False
     steps = (*ACTIVATION_OPS, aten._to_copy.default)
     # A lane between them with other users would be needed in memory, besides the last result.
-    chain = all(len(each.nodes[0].users) == 1 for each in lanes[:-1])
-    return (
-        len(source.users) == 1 and chain and all(is_call(each.first, *steps) for each in lanes[1:])
-    )
+    chain = all(len(node.users) == 1 for each in lanes[:-1] for node in each.nodes)
+    fused = (is_call(each.first, *steps) and each.value.dtype in FLOATS for each in lanes[1:])
+    return len(source.users) == 1 and chain and all(fused)
 
 
 def _run_of(site: SinkSplitSite, rw: Rewriter) -> Node:
