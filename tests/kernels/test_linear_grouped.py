@@ -23,7 +23,7 @@ from qfuse.kernels import (
 
 # Around the sizes of tiles, blocks and vectors, on every path; strips that share unpacked weights
 # are the longest. With tiles, weights are unpacked from 17 rows on.
-ROWS = (1, 2, 3, 5, 6, 16, 17, 65, 250)
+ROWS = (1, 2, 3, 5, 6, 16, 17, 65, 260)
 FEATURES = (1, 15, 16, 17, 63, 64, 65, 130, 200)
 # Input features and groups; the whole of K may have any size.
 DEPTHS = ((8, 1), (13, 1), (127, 1), (32, 1), (64, 2), (24, 3), (512, 4), (640, 5), (1280, 2))

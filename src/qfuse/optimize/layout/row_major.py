@@ -105,7 +105,7 @@ class _Search(RegionSearch):
     """Finds the regions that start at elementwise ops on permuted values."""
 
     def starts(self, node: Node) -> bool:
-        """Whether an elementwise op returns permuted values, which are no images."""
+        """Whether an elementwise op returns permuted values that are not images."""
         value = node.meta.get("val")
         return (
             isinstance(value, torch.Tensor)
@@ -120,11 +120,11 @@ class _Search(RegionSearch):
         return torch.contiguous_format
 
     def enters(self, value: torch.Tensor) -> bool:
-        """Whether an operand has permuted values, and is no image."""
+        """Whether an operand has permuted values, and is not an image."""
         return _is_permuted(value)
 
     def changes(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether a result that is no image becomes row-major."""
+        """Whether a result that is not an image becomes row-major."""
         return is_row_major(after) and format_of(before) is None
 
 

@@ -9,6 +9,7 @@
 #include "linear/buffer.h"
 #include "kernel_api.h"
 #include "digits/digits.h"
+#include "linear/grain.h"
 #include "linear/operands.h"
 #include "linear/real_weight.h"
 #include "isa/select.h"
@@ -20,12 +21,6 @@ namespace {
 
 // K per panel: 64 or 128 KiB, so that it stays in the L2 cache.
 constexpr int64_t kDepth = 512;
-// Rows that share a panel. Dequantizing it takes as long as the products of about 10 rows in float32,
-// and of up to 40 with AMX in bfloat16; there are fewer only where threads would have no work.
-constexpr int64_t kMostRows = 256;
-constexpr int64_t kLeastRows = 48;
-// Rows of the largest tile.
-constexpr int64_t kLargestTile = 32;
 // Rows that are multiplied, and finished after the last panel, before the next ones are; a part of
 // the next codes is fetched for each. A multiple of the rows of every tile.
 constexpr int64_t kFinishedRows = 96;
@@ -144,19 +139,6 @@ void stream(const Problem& p, const Digits& digits, const Epilogue& epilogue) {
                    p.path.finish(epilogue, sums, 0, digits.rows(), i * kBlock, columns);
                  }
                });
-}
-
-int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
-
-// Splits rows evenly until there is work for all threads, into whole tiles but for the last one. The
-// summation order does not depend on it.
-int64_t rows_per_strip(int64_t rows, int64_t blocks) {
-  int64_t strip = std::min(rows, kMostRows);
-  while (strip > kLeastRows && parts_of(rows, strip) * blocks < 3 * at::get_num_threads()) {
-    strip = (strip + 1) / 2;
-  }
-  const int64_t even = parts_of(rows, parts_of(rows, strip));
-  return std::min(rows, parts_of(even, kLargestTile) * kLargestTile);
 }
 
 // The codes of a panel. They come from memory while rows are multiplied by the panel before.

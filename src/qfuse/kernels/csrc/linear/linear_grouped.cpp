@@ -19,9 +19,6 @@ namespace {
 
 // K per panel of bytes: 32 KiB, so that it stays in a near cache.
 constexpr int64_t kPanelDepth = 128;
-// Rows that share a panel.
-constexpr int64_t kMostRows = 240;
-constexpr int64_t kLeastRows = 48;
 
 using Multiply = void (*)(const GroupTile& tile, float* totals);
 
@@ -145,7 +142,7 @@ class Totals {
 void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
   const GroupedSize& size = p.size;
   const int64_t tile_rows = std::min(p.path.tile_rows(size.rows), count);
-  const int64_t strips = (count + tile_rows - 1) / tile_rows;
+  const int64_t strips = parts_of(count, tile_rows);
   const auto work = [&](int64_t begin, int64_t end) {
     const Totals totals(p, tile_rows);
     for (int64_t i = begin; i < end; ++i) {
@@ -197,20 +194,10 @@ void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows
   }
 }
 
-// Splits rows until there is work for all threads; results do not depend on it.
-int64_t rows_per_strip(int64_t rows, int64_t blocks) {
-  int64_t strip = std::min(rows, kMostRows);
-  const int64_t enough = 3 * at::get_num_threads();
-  while (strip > kLeastRows && (rows + strip - 1) / strip * blocks < enough) {
-    strip = (strip + 1) / 2;
-  }
-  return strip;
-}
-
 void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
   const GroupedSize& size = p.size;
   const int64_t strip = rows_per_strip(count, size.blocks);
-  const int64_t strips = (count + strip - 1) / strip;
+  const int64_t strips = parts_of(count, strip);
   const int64_t tile_rows = std::min(strip, p.path.tile_rows(size.rows));
   const int64_t depth = std::max(kPanelDepth, size.depth);
   const auto work = [&](int64_t begin, int64_t end) {
