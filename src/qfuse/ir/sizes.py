@@ -53,6 +53,11 @@ def is_positive(size: Size) -> bool:
     return statically_known_true(size >= 1)
 
 
+def is_smaller(a: Size, b: Size) -> bool:
+    """Whether ``a`` is less than ``b`` for all values of the symbols."""
+    return statically_known_true(a < b)
+
+
 def is_row_major(value: torch.Tensor) -> bool:
     """Whether ``value`` is contiguous in row-major order."""
     step: Size = 1

@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch.fx.node import map_arg
 
-from qfuse.ir.events import Fired
 from qfuse.ir.graph.schema import is_call, overload_of
-from qfuse.ir.graph.stage_graph import StageGraph, constant_of, place_of
+from qfuse.ir.graph.stage_graph import StageGraph, constant_of
 from qfuse.ir.ops.views import optional_node
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
@@ -24,7 +23,7 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
-from qfuse.rewrite.session import Applied, RewriteSession
+from qfuse.rewrite.session import RewriteSession
 
 _ATTENTION = aten.scaled_dot_product_attention.default
 _PRODUCTS: tuple[OpOverload, ...] = (
@@ -72,18 +71,11 @@ class LowerPrecision(Pass):
         return result
 
     def _lower(self, node: Node, narrow: _Narrowing, session: RewriteSession) -> bool:
-        place, stage = place_of(node), session.context.stage
-
-        def fired(key: str, rw: Rewriter, _: object) -> Fired:
-            del rw
-            return Fired(stage, self.name, key, self.exactness, (place,))
-
         def edit(rw: Rewriter) -> None:
             rw.replace(node, narrow.product(node, rw))
 
         # A numeric check cannot pass a rewrite that loses precision on purpose.
-        done = session.rewrite(self.name, node, edit, proof=None, event=fired)
-        return isinstance(done, Applied)
+        return self.rewrite_at(node, edit, session, proof=None)
 
 
 @dataclass(slots=True)

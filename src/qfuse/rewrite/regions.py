@@ -26,7 +26,7 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange
 from qfuse.ir.memory_formats import format_of
 from qfuse.ir.ops.views import result_of, tensor_of
-from qfuse.ir.sizes import is_row_major, same_shape, same_strides
+from qfuse.ir.sizes import axis_order, is_row_major, same_shape, same_strides
 from qfuse.rewrite.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -314,9 +314,9 @@ def _order_of(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return the axes of a dense tensor in the order of memory; ``None`` if that is not certain."""
     if value.layout is not torch.strided:
         return None
-    steps = [hint_of(step) for step in value.stride()]
-    order = sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
-    return tuple(order) if is_row_major(value.permute(order)) else None
+    order = axis_order([*map(hint_of, value.shape)], [*map(hint_of, value.stride())])
+    # That of the traced sizes may not be that of others.
+    return order if order is not None and is_row_major(value.permute(order)) else None
 
 
 def _restored(made: Node, before: torch.Tensor, rw: Rewriter) -> Node:

@@ -9,18 +9,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from qfuse.ir.events import Fired
 from qfuse.ir.graph.schema import is_call
-from qfuse.ir.graph.stage_graph import StageGraph, place_of
+from qfuse.ir.graph.stage_graph import StageGraph
 from qfuse.ir.memory_formats import format_of
-from qfuse.ir.sizes import is_row_major, same_size
+from qfuse.ir.sizes import is_row_major, is_smaller, same_size
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
-from qfuse.rewrite.prelude import Exactness, Miss, MissCode, Rewriter, arguments, aten
+from qfuse.rewrite.prelude import Exactness, Miss, MissCode, arguments, aten
 from qfuse.rewrite.regions import Region, RegionRewrite, RegionSearch, copy_seconds
-from qfuse.rewrite.session import Applied, RewriteSession
+from qfuse.rewrite.session import RewriteSession
 
 # The operand of a matrix product that has rows.
 _PRODUCTS: Mapping[Any, str] = MappingProxyType(
@@ -84,33 +82,27 @@ class MakeRowMajor(Pass):
             miss = _refuse(region, rows, program, context)
             if miss is not None:
                 result.miss(program, context, self.name, node, miss)
-            elif self._rewrite(region, search, session):
+                continue
+            edit = RegionRewrite(region, search).apply
+            if self.rewrite_at(node, edit, session, proof=self.exactness):
                 result.fired[self.name] += 1
         return result
-
-    def _rewrite(self, region: Region, search: RegionSearch, session: RewriteSession) -> bool:
-        node = next(iter(region.nodes))
-        place, stage = place_of(node), session.context.stage
-
-        def fired(key: str, rw: Rewriter, _: object) -> Fired:
-            del rw
-            return Fired(stage, self.name, key, self.exactness, (place,))
-
-        edit = RegionRewrite(region, search).apply
-        done = session.rewrite(self.name, node, edit, proof=self.exactness, event=fired)
-        return isinstance(done, Applied)
 
 
 class _Search(RegionSearch):
     """Finds the regions that start at elementwise ops on permuted values."""
 
     def starts(self, node: Node) -> bool:
-        """Whether an elementwise op returns permuted values that are not images."""
+        """Whether an elementwise op returns permuted values that are not images.
+
+        Where only rows are permuted, such as those of heads, ops read them in place.
+        """
         value = node.meta.get("val")
         return (
             isinstance(value, torch.Tensor)
             and node.op == "call_function"
             and torch.Tag.pointwise in getattr(node.target, "tags", ())
+            and not _has_adjacent_elements(value)
             and _is_permuted(value)
         )
 
@@ -137,7 +129,7 @@ def _is_permuted(value: torch.Tensor) -> bool:
         return False
     pairs = zip(value.shape, value.stride(), strict=True)
     steps = [step for size, step in pairs if not same_size(size, 1) and not same_size(step, 0)]
-    return any(statically_known_true(outer < inner) for outer, inner in pairwise(steps))
+    return any(is_smaller(outer, inner) for outer, inner in pairwise(steps))
 
 
 def _refuse(
@@ -173,12 +165,13 @@ def _read_by_rows(region: Region) -> list[Node]:
 
 
 def _has_adjacent_elements(value: torch.Tensor) -> bool:
+    """Whether the elements of each row lie one after the other."""
     return value.dim() == 0 or same_size(value.stride(-1), 1)
 
 
 def _is_product_of(user: Node, value: Node) -> bool:
     """Whether ``user`` multiplies the rows of ``value``."""
-    first = _PRODUCTS.get(user.target) if is_call(user, *_PRODUCTS) else None
+    first = _PRODUCTS.get(user.target)
     return first is not None and arguments(user)[first] is value
 
 

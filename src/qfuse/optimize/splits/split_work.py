@@ -55,9 +55,7 @@ def pass_of_result(source: Node, value: torch.Tensor, *, absorbed: bool = False)
     read, written = bit_width(dtype_of(source)), bit_width(value.dtype)
     if not absorbed:
         return pointwise_work(count, [read], [written])
-    work = pointwise_work(count, [], [max(written - read, 0)])
-    low, hint, high = (w.with_calls(0) for w in work.values)
-    return type(work)(low, hint, high)
+    return without_calls(pointwise_work(count, [], [max(written - read, 0)]))
 
 
 def is_narrower(value: torch.Tensor, source: Node) -> bool:
