@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +33,9 @@ class Readers:
     def __init__(self, draw: st.DrawFn) -> None:
         self.draw = draw
         self.b = GraphBuilder()
-        lead = [draw(st.sampled_from([2, "n", 1])), draw(st.sampled_from([5, "l", 3]))]
+        batches: list[int | str] = [2, "n", 1]
+        lengths: list[int | str] = [5, "l", 3]
+        lead = [draw(st.sampled_from(batches)), draw(st.sampled_from(lengths))]
         x = self.b.arg("x", torch.float32, lead[0], WIDTH, lead[1])
         turned = self.b.call(aten.permute.default, x, [0, 2, 1])
         y = self.b.arg("y", torch.float32, *lead, WIDTH)
@@ -70,7 +73,7 @@ def _permuted(r: Readers, x: Node) -> Node:
 
 
 def _of_rows(r: Readers, x: Node) -> Node:
-    ops: list[Any] = [
+    ops: list[Callable[[], Node]] = [
         lambda: r.b.call(aten.softmax.int, x, -1),
         lambda: r.b.call(aten.mean.dim, x, [-1], True),
         lambda: r.b.call(aten.amax.default, x, [0]),
