@@ -41,6 +41,7 @@ from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
 from qfuse.lower.layout.cats import lower_cats
+from qfuse.lower.layout.conv1d import lower_conv1d
 from qfuse.lower.layout.lookups import lower_lookups
 from qfuse.lower.layout.max_pools import widen_max_pools
 from qfuse.lower.measure.wishes import Wishes
@@ -153,6 +154,8 @@ class _Lowering:
         # After expansion, since images may be joined as what it makes of them.
         lower_cats(self._context)
         lower_lookups(self._session)
+        # After expansion, since a quantized convolution may run in float.
+        lower_conv1d(self._session, self._context.target)
 
     def _choose_floats(self) -> FloatChoices:
         """Choose the products that run in float, all together: they share a bound on memory."""
