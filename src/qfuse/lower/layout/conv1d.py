@@ -36,7 +36,7 @@ def lower_conv1d(session: RewriteSession, target: Target) -> None:
 
 
 def _is_covered(convolution: Convolution, target: Target) -> bool:
-    """Whether a convolution of sequences takes at most as long as one of images."""
+    """Whether the convolution of images takes at most as long as this one."""
     weight, result = constant_of(convolution.weight), tensor_of(convolution.node)
     return bool(
         convolution.spatial == 1
