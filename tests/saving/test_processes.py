@@ -155,7 +155,7 @@ def test_a_full_disk_runs_op_by_op(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("limit", [20_000, 1_000_000])
+@pytest.mark.parametrize("limit", [20_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
 def test_a_limit_of_file_sizes_runs_op_by_op(tmp_path: Path, limit: int) -> None:
     """Python cannot write so much, or the compiler cannot: a signal ends it."""
     (tmp_path / "temporary").mkdir()
@@ -173,7 +173,10 @@ def test_a_limit_of_file_sizes_runs_op_by_op(tmp_path: Path, limit: int) -> None
     "at_the_model",
     [
         "kill -KILL $$",
-        "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+        pytest.param(
+            "echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_killed_compiler_runs_op_by_op(tmp_path: Path, at_the_model: str) -> None:
