@@ -29,7 +29,7 @@ LEAST = 30.0
 STEP = 1e-5
 # Rounding differs in every layer, and not in the first alone: four times the noise.
 LAYERS = 6.0
-# They take longest, and smaller ones have their ops.
+# They take longest.
 LARGE = ("yolo", "efficientnet")
 
 

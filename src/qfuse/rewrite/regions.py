@@ -326,6 +326,11 @@ def _restored(made: Node, before: torch.Tensor, rw: Rewriter) -> Node:
         return rw.call(aten.clone.default, made, memory_format=memory_format)
     order = _order_of(before)
     assert order is not None, "other values do not leave"
+    return cloned_in_order(made, order, rw)
+
+
+def cloned_in_order(made: Node, order: Sequence[int], rw: Rewriter) -> Node:
+    """Copy ``made`` to dense memory that has its axes in ``order``."""
     turned = rw.call(aten.permute.default, made, list(order))
     dense = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
     return rw.call(aten.permute.default, dense, [order.index(axis) for axis in range(len(order))])

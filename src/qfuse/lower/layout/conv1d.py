@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -11,6 +11,7 @@ from qfuse.ir.ops.convolution import Convolution, as_convolution
 from qfuse.ir.ops.views import dtype_of, tensor_of
 from qfuse.ir.sizes import is_row_major
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter, aten
+from qfuse.rewrite.regions import cloned_in_order
 from qfuse.rewrite.session import RewriteSession
 from qfuse.targets.target import Target
 
@@ -24,8 +25,8 @@ def lower_conv1d(session: RewriteSession, target: Target) -> None:
     oneDNN copies the input, the weight and the result of a ``conv1d`` to layouts of its own in
     every call. Here the weight is stored as it is read, and the compiler computes the other two
     copies in the loops around the convolution: 0.1 to 1.04 of the time where oneDNN multiplies by
-    AMX. Elsewhere it takes as long unless there are groups. In float32 the copies
-    take longer than they save, so those convolutions stay.
+    AMX. Elsewhere it takes as long unless there are groups. In float32 the copies take longer than
+    they save, so those convolutions stay.
     """
     weights: dict[str, torch.Tensor] = {}
     for node in list(session.program.graph.nodes):
@@ -65,7 +66,7 @@ class _AsImage:
     """
 
     convolution: Convolution
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor]
 
     def __call__(self, rw: Rewriter) -> None:
         convolution, node = self.convolution, self.convolution.node
@@ -90,9 +91,7 @@ class _AsImage:
         if is_row_major(tensor_of(node)):
             made = rw.call(aten.clone.default, rows, memory_format=torch.contiguous_format)
         else:
-            turned = rw.call(aten.transpose.int, rows, 1, 2)
-            turned = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-            made = rw.call(aten.transpose.int, turned, 1, 2)
+            made = cloned_in_order(rows, (0, 2, 1), rw)
         rw.replace(node, made)
 
     def _weight(self, rw: Rewriter) -> Node:
