@@ -146,6 +146,7 @@ def test_help_that_nobody_reads_is_not_an_answer(arguments: list[str]) -> None:
     assert unread(f"import sys\nsys.argv = ['qfuse', *{arguments!r}]\n") == UNREAD
 
 
+@pytest.mark.thorough
 def test_ctrl_c_while_modules_are_imported() -> None:
     script = (
         "import sys\n"

@@ -179,11 +179,12 @@ def test_what_needs_another_package_says_so(
     ("args", "says"),
     [
         (("--version",), [__version__]),
-        (("doctor",), ["instruction set: "]),
+        pytest.param(("doctor",), ["instruction set: "], marks=pytest.mark.thorough),
         (("compile", "model:small", "--no-own-kernels", "--backend=eager"), ["eager"]),
-        (
+        pytest.param(
             ("explain", "model:small", "--no-own-kernels", "--quantize=w8a16", "--verbose"),
             ["explained, not compiled", "Quantized ops"],
+            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -208,6 +209,7 @@ def small():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.own_kernels
 def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     """What ``make wheel`` builds, where there is no compiler and no cache."""

@@ -118,6 +118,7 @@ def fast(made: Graph, folder: Path) -> CompiledModule:
     return made.compiled(folder)
 
 
+@pytest.mark.thorough
 def test_the_results_are_those_of_the_ops(made: Graph, fast: CompiledModule, folder: Path) -> None:
     expected = made.compiled(folder, "eager")(*made.inputs)
 
@@ -194,6 +195,7 @@ except (RuntimeError, KeyError) as error:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("loaded", "said"),
     # The constants are missing, but the library was loaded.

@@ -173,7 +173,13 @@ def test_compiled_op_by_op(forward: Forward) -> None:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize(
-    "forward", [of_an_input_that_is_written_later, of_another_result, in_part, of_an_input_in_part]
+    "forward",
+    [
+        of_an_input_that_is_written_later,
+        pytest.param(of_another_result, marks=pytest.mark.thorough),
+        pytest.param(in_part, marks=pytest.mark.thorough),
+        of_an_input_in_part,
+    ],
 )
 def test_compiled(forward: Forward) -> None:
     model = model_of(forward)

@@ -47,6 +47,7 @@ def python(folder: Path, *args: str, path: tuple[Path, ...] = ()) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @needs_packaging
 def test_the_package_of_the_page_is_installed_used_and_tested(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def python(folder: Path, *args: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_who_follows_the_page_has_a_tested_importer(tmp_path: Path) -> None:
     page = PAGE.read_text("utf-8")
     (program,) = written(page, tmp_path)

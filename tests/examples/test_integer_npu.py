@@ -146,7 +146,9 @@ class StepByStep(Interpreter):
 @pytest.mark.slow
 @pytest.mark.zoo
 @pytest.mark.numeric
-@pytest.mark.parametrize(("name", "least"), [("mobilenet", 50), ("bert", 1)])
+@pytest.mark.parametrize(
+    ("name", "least"), [pytest.param("mobilenet", 50, marks=pytest.mark.thorough), ("bert", 1)]
+)
 def test_models_of_the_zoo_run_within_one_step(npu: ModuleType, name: str, least: int) -> None:
     fast, args, kwargs = compiled(npu, name)
     report = fast.report

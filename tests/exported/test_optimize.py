@@ -197,6 +197,7 @@ assert "transformers" not in sys.modules and "torchao" not in sys.modules
 """
 
 
+@pytest.mark.thorough
 @QUIET
 @pytest.mark.slow
 @pytest.mark.own_kernels

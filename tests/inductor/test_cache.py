@@ -87,6 +87,7 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, A
     return [run(folder), run(folder)]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("frozen", "way"), CASES)
 def test_a_second_process_hits_the_cache_and_has_its_report(

@@ -86,6 +86,7 @@ def test_numeric(params: tuple[Any, ...], pool: dict[str, Any]) -> None:
     assert found.plain.stride() == found.merged.stride()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_down_to_code(*, channels_last: bool) -> None:
     x = torch.randn(2, 3, 9, 9)

@@ -30,7 +30,7 @@ STEP = 1e-5
 # Rounding differs in every layer, and not in the first alone: four times the noise.
 LAYERS = 6.0
 # They take longest.
-LARGE = ("yolo", "efficientnet")
+LARGE = ("yolo", "efficientnet", "mobilenet")
 
 
 @cache
@@ -120,7 +120,9 @@ def test_residuals_under_autocast_are_read_as_they_are_stored(name: str) -> None
     assert set(made) == {torch.uint8}
 
 
-@pytest.mark.parametrize("name", ["mobilenet-v3", "efficientnet"])
+@pytest.mark.parametrize(
+    "name", ["mobilenet-v3", pytest.param("efficientnet", marks=pytest.mark.thorough)]
+)
 def test_squeeze_excite_copies_no_image(name: str) -> None:
     _, _, fast = compiled(name)
 

@@ -42,6 +42,8 @@ RECIPES = {
     "nvfp4-static": APART,
     "nvfp4-a16": FLOAT,
 }
+# Their rules and references are those of another one here.
+SIMILAR = ("mxfp6", "mxfp4-a16", "nvfp4-a16", "fp8-dynamic-tensor")
 # One scale per output feature or for the weight: a kernel widens the weight in registers.
 ON_KERNELS = ("fp8", "fp8-dynamic", "fp8-dynamic-tensor")
 # Per layer: q, k and v; the output; gate and up; down. Besides the layers: the head.
@@ -72,7 +74,13 @@ def same_bits(model: Any, source: Any, fast: Any) -> bool:
 
 
 @pytest.mark.own_kernels
-@pytest.mark.parametrize(("recipe", "how"), RECIPES.items(), ids=list(RECIPES))
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        pytest.param(recipe, how, id=recipe, marks=[pytest.mark.thorough] * (recipe in SIMILAR))
+        for recipe, how in RECIPES.items()
+    ],
+)
 def test_every_layer_has_four_linears_and_keeps_its_values(recipe: str, how: str) -> None:
     model, quantized, fast = compiled("llama", recipe, 1)
     report = fast.report

@@ -150,6 +150,7 @@ class Both(torch.nn.Module):
         return (*self.chain(x, x_scale), self.grouped(wide, x_scale, x_zero))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 # Of torch's own modules.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

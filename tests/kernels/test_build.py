@@ -349,6 +349,7 @@ class TestProcess:
         assert done.returncode == 0, done.stderr
         assert re.match(r"False no C\+\+ compiler was found", done.stdout)
 
+    @pytest.mark.thorough
     def test_a_compiler_that_fails_is_told(self, tmp_path: Path) -> None:
         broken = executable(tmp_path / "c++", '[ "$1" = --version ] && echo broken 1 || exit 1')
         for compiler in ("/bin/false", str(broken)):
@@ -361,6 +362,7 @@ class TestProcess:
             assert done.returncode == 0, done.stderr
             assert re.match(r"False .*(compiler failed|no C\+\+ compiler)", done.stdout)
 
+    @pytest.mark.thorough
     def test_a_library_that_is_loaded_already_is_taken(self, library: KernelLibrary) -> None:
         done = run_python(
             f"import torch; torch.ops.load_library({str(library.path)!r}); "

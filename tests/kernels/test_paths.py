@@ -140,6 +140,7 @@ def test_listing_instruction_sets_builds_nothing(
     assert sorted(cache.rglob("*")) == before
 
 
+@pytest.mark.thorough
 def test_another_instruction_set_is_built_once_and_has_the_same_bits(
     compiler: KernelCompiler, cache: Path, default: list[str]
 ) -> None:
@@ -158,6 +159,7 @@ def test_another_instruction_set_is_built_once_and_has_the_same_bits(
     assert "compiling" not in runs[1].stderr
 
 
+@pytest.mark.thorough
 def test_one_that_is_missing_says_so(cache: Path, default: list[str]) -> None:
     if default == ["portable"]:
         pytest.skip("needs another instruction set")
@@ -183,6 +185,7 @@ def test_the_next_best_that_is_there_is_used(cache: Path, default: list[str]) ->
     assert (slower in done.stderr) == (default != ["portable"])
 
 
+@pytest.mark.thorough
 def test_without_any_there_are_no_kernels(cache: Path, default: list[str]) -> None:
     code = f"{TELLING}\nfrom qfuse.kernels.library import is_loaded\nprint(is_loaded())"
     done = run_python(code, QFUSE_CACHE_DIR=str(cache), CXX="no-such-compiler", QFUSE_ISA="")
@@ -216,6 +219,7 @@ def test_one_that_cannot_be_loaded_is_rebuilt(
     assert spoiled.read_bytes() != data
 
 
+@pytest.mark.thorough
 def test_a_core_of_other_sources_is_refused(library: KernelLibrary, tmp_path: Path) -> None:
     assert library.path is not None
     copied = shutil.copy2(library.path, tmp_path)

@@ -61,6 +61,7 @@ def run(code: str, *args: str, cache: Path | None = None) -> subprocess.Complete
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_reading_past_an_operand_ends_the_process(tmp_path: Path) -> None:
     if find_kernel_compiler() is None:

@@ -137,6 +137,7 @@ def test_the_least_activations_are_exact(isa: str, dtype: torch.dtype) -> None:
     assert torch.equal(case.run(), case.expected())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_that_never_had_onednn() -> None:
     code = (

@@ -79,6 +79,7 @@ def test_compiled_convolutions_have_the_values_of_their_sources(drawn: list[Draw
     assert_compiled(drawn)
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
 @pytest.mark.export
 @pytest.mark.slow

@@ -76,6 +76,7 @@ def test_a_process_without_compiler_and_packages(tmp_path: Path) -> None:
     assert not Path(away).exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.own_kernels
 @pytest.mark.compiler
 def test_blocks_of_a_float_model_bring_the_kernels_that_run_them(
@@ -154,8 +155,9 @@ def test_a_full_disk_runs_op_by_op(tmp_path: Path) -> None:
     assert "runs op by op" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.compiler
-@pytest.mark.parametrize("limit", [20_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("limit", [20_000, 1_000_000])
 def test_a_limit_of_file_sizes_runs_op_by_op(tmp_path: Path, limit: int) -> None:
     """Python cannot write so much, or the compiler cannot: a signal ends it."""
     (tmp_path / "temporary").mkdir()

@@ -166,6 +166,7 @@ def strided(layers: int) -> LoweredGraph:
     return finish(b, [stream])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.compiler
 def test_deep_graphs_are_compiled_in_parts_by_choice_of_auto(

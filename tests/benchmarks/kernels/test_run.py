@@ -278,6 +278,7 @@ class TestResults:
             assert text in shown.get()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.own_kernels
 def test_a_run_writes_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

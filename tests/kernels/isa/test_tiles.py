@@ -117,6 +117,7 @@ assert torch.equal(result.double(), x.double() @ weight.double().t())
 """
 
 
+@pytest.mark.thorough
 def test_a_process_without_tiles_takes_the_next_best_path() -> None:
     needs("amx_tile", "amx_int8", "amx_bf16")
 

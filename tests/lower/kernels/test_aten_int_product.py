@@ -36,7 +36,7 @@ def rows(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("backend", ["eager", "auto"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("auto", marks=pytest.mark.thorough)])
 def test_golden_a_bare_product_stays_in_bytes(backend: str) -> None:
     model, x = Bare(8, LONG).eval(), rows(6, LONG)
     fast = qfuse.compile(model, (x,), target=TARGET, options={"backend": backend})

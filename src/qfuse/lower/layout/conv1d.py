@@ -24,9 +24,8 @@ def lower_conv1d(session: RewriteSession, target: Target) -> None:
 
     oneDNN copies the input, the weight and the result of a ``conv1d`` to layouts of its own in
     every call. Here the weight is stored as it is read, and the compiler computes the other two
-    copies in the loops around the convolution: 0.1 to 1.04 of the time where oneDNN multiplies by
-    AMX. Elsewhere it takes as long unless there are groups. In float32 the copies take longer than
-    they save, so those convolutions stay.
+    copies in the loops around the convolution. Without AMX, groups take longer so; in float32, the
+    copies take longer than they save: both stay. docs/kernels.md has the times.
     """
     weights: dict[str, torch.Tensor] = {}
     for node in list(session.program.graph.nodes):
