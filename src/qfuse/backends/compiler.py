@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 
 from qfuse.backends import _inductor_api
 from qfuse.backends.cache import CompiledCode, PackageCache
+from qfuse.backends.casts import rounds_by_casts
 from qfuse.backends.key import constant_digest, package_digest, program_digest
 from qfuse.backends.prepare import Program
 from qfuse.backends.runner import BackendOptions, Progress
@@ -143,6 +144,8 @@ class _Compilation(Generic[T]):
         patches = {
             **check_toolchain(self._folder),
             **_called_directly(self._program.module),
+            # Also rounds float16 and bfloat16 after each op as they are, so only where it matters.
+            "emulate_precision_casts": rounds_by_casts(self._program),
             **self._options.inductor,
         }
         self._tell("compiling with AOTInductor (C++)")
