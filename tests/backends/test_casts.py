@@ -21,7 +21,7 @@ READ_WIDER: dict[str, Function] = {
     "promoted": lambda x: x.to(F16) * x,
     "reduced": lambda x: x.to(BF16).sum(1, dtype=F32),
     "moved": lambda x: x.to(F16).t().unsqueeze(0).to(F32),
-    "parts": lambda x: torch.cat(x.to(F16).split(2, 1)[::-1], 1).to(F32),
+    "parts": lambda x: torch.cat(torch.split(x.to(F16), 2, 1)[::-1], 1).to(F32),
     "to another float of its size": lambda x: x.to(BF16).to(F16),
     "from double": lambda x: x.to(F64).to(BF16).to(F64),
 }

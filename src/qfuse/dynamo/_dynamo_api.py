@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -23,6 +24,30 @@ def outside_tracing() -> Iterator[None]:
 def is_static(node: Node) -> bool:
     """Whether a placeholder is a parameter, a buffer or another tensor that a module holds."""
     return "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+
+
+def traced_value(node: Node) -> Any:
+    """Return the fake value that Dynamo computed for a node."""
+    return node.meta.get("example_value")
+
+
+def memory_id(value: torch.Tensor) -> int | None:
+    """Return what tells the memory of a fake tensor from others; ``None`` if it has none."""
+    if value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)
+
+
+def symbol_of(size: object) -> Any | None:
+    """Return the SymPy symbol that a size is; ``None`` for a number and for an expression."""
+    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+        return size.node.expr
+    return None
+
+
+def expression_of(size: torch.SymInt) -> Any:
+    """Return the SymPy expression of a size."""
+    return size.node.expr
 
 
 def attribute_name(node: Node) -> str:

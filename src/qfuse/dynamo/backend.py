@@ -18,6 +18,7 @@ from qfuse.dynamo._dynamo_api import (
     version_of,
 )
 from qfuse.dynamo.journal import JOURNAL
+from qfuse.dynamo.views import Results
 from qfuse.dynamo.weights import BoundGraph, bind_weights
 from qfuse.ir.errors import (
     CaptureError,
@@ -68,7 +69,7 @@ def backend(
         return _CompiledGraph(module, example, request, owner)
     except TrainingError as error:
         raise TrainingError(error.what, where=error.where, fix="call model.eval() first") from error
-    except (CaptureError, NormalizeError) as error:
+    except (CaptureError, InputError, NormalizeError) as error:
         _run_eagerly(f"a graph runs eagerly: {error}", owner)
         return module.forward
 
@@ -172,6 +173,7 @@ class _CompiledGraph:
         self._compilations = 0
         self._told = False
         self._loose: set[int] = set()
+        self._results = Results.of(source.graph)
         self._code: _Code | None = self._compile(example)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -186,16 +188,19 @@ class _CompiledGraph:
             if code is None:
                 return self._source.forward(*inputs)
         try:
-            return code.run(*[inputs[i] for i in code.bound.keep])
+            made = code.run(*[inputs[i] for i in code.bound.keep])
         except InputError as error:
             # Nothing was run.
             if not self._told:
                 self._told = True
                 _run_eagerly(f"a call runs eagerly: {error}", self._owner)
             return self._source.forward(*inputs)
+        return made if self._results.is_plain else self._results.after(made, inputs)
 
     def _compile(self, example: Sequence[Any]) -> _Code:
-        code = _Code.of(bind_weights(self._source, example, self._loose), example, self._request)
+        returned = self._results.returned
+        bound = bind_weights(self._source, example, returned, self._loose)
+        code = _Code.of(bound, example, self._request)
         self._compilations += 1
         report = code.run.report
         facts = replace(report.facts, entry_point=_ENTRY_POINT)

@@ -40,13 +40,17 @@ class BoundGraph:
 
 
 def bind_weights(
-    source: GraphModule, example: Sequence[Any], loose: Collection[int] = ()
+    source: GraphModule,
+    example: Sequence[Any],
+    returned: Sequence[Any],
+    loose: Collection[int] = (),
 ) -> BoundGraph:
     """Bind the static inputs of ``source``, which is not changed.
 
     Args:
         source: The graph of Dynamo.
         example: Its inputs: tensors, and sizes where these vary.
+        returned: The nodes to return instead of its results.
         loose: Positions of static inputs that stay inputs.
 
     Raises:
@@ -77,12 +81,13 @@ def bind_weights(
         if node.users:
             copies[node] = _size(node, [placeholders[i] for i in keep], copies, graph)
     for node in source.graph.nodes:
-        if node.op == "placeholder":
+        if node.op in {"placeholder", "output"}:
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].meta |= _modules_of(node)
         if node.op in {"get_attr", "call_module"}:
             attributes[str(node.target)] = _attribute(source, str(node.target))
+    graph.output(tuple(copies[node] if isinstance(node, Node) else node for node in returned))
     kept = [placeholders[i] for i in keep]
     return BoundGraph(
         GraphModule(attributes, graph, class_name="DynamoGraph"),

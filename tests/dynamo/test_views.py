@@ -1,0 +1,195 @@
+"""Results that share memory still share it after a graph break, where code writes to them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from tests.dynamo._dynamo_api import graph_break, mark_dynamic
+from torch import nn
+
+import qfuse
+from qfuse.dynamo import backend
+from qfuse.targets import Target
+
+OPTIONS: dict[str, Any] = {"backend": "eager", "target": Target.for_testing()}
+
+
+class Model(nn.Module):
+    """An int8 linear, and buffers."""
+
+    cache: torch.Tensor
+    weight: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(6, 8))
+        self.register_buffer("weight", torch.randint(-127, 128, (8, 8), dtype=torch.int8))
+
+    def linear(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.float() * 0.01)
+
+
+class OfAnInput(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part, y = x[:, 2:], self.linear(x)
+        graph_break()
+        part.zero_()
+        return y + x
+
+
+class OfAnInputTurned(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned, (_, part) = x.t(), torch.split(x, 4, 1)
+        y = self.linear(x)
+        graph_break()
+        turned[0] = 1.0
+        part.mul_(2)
+        return y + x
+
+
+class OfAnInputThatIsWritten(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = x.add_(1)[1:]
+        y = self.linear(x)
+        graph_break()
+        part.add_(y[1:])
+        return y
+
+
+class OfAResult(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        part = y[:, 3:]
+        graph_break()
+        part.zero_()
+        return y
+
+
+class OfAResultWrittenBefore(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        part = y[:, 3:]
+        y.add_(1)
+        part.mul_(2)
+        graph_break()
+        part.add_(y[:, :5])
+        return y + part.sum()
+
+
+class OfWhatIsNotReturned(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        first, second, (third, _) = y[:, :5], y.t()[3:], y.chunk(2, 1)
+        graph_break()
+        first.zero_()
+        third.sub_(1)
+        return second + 1
+
+
+class OfABuffer(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, y = self.cache[: x.shape[0]], self.linear(x)
+        graph_break()
+        rows.copy_(y)
+        return self.cache.sum(1)
+
+
+class OfNothingElse(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = x[1:]
+        graph_break()
+        part.zero_()
+        return self.linear(x)
+
+
+SHARING = (
+    OfAnInput,
+    OfAnInputTurned,
+    OfAnInputThatIsWritten,
+    OfAResult,
+    OfAResultWrittenBefore,
+    OfWhatIsNotReturned,
+    OfABuffer,
+    OfNothingElse,
+)
+
+
+def check(model: Model, compiled: Any, x: torch.Tensor) -> None:
+    """Assert that results, the input and the buffer are those of the source after two calls."""
+    source = copy.deepcopy(model)
+    own, other = x.clone(), x.clone()
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(compiled(own), source(other))
+            torch.testing.assert_close(own, other)
+            torch.testing.assert_close(model.cache, source.cache)
+
+
+@pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
+@pytest.mark.parametrize("of", SHARING)
+def test_a_write_after_a_graph_break_is_seen(of: type[Model]) -> None:
+    model = of().eval()
+    check(model, torch.compile(model, backend=backend, options=OPTIONS), torch.randn(4, 8))
+
+    assert qfuse.reports()[0].facts.backend == "eager", "the first graph is compiled"
+
+
+@pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
+@pytest.mark.parametrize("of", [OfAnInput, OfAResultWrittenBefore, OfWhatIsNotReturned])
+def test_sizes_may_vary(of: type[Model]) -> None:
+    model = of().eval()
+    compiled = torch.compile(model, backend=backend, options=OPTIONS)
+    for rows in (4, 3, 6):
+        x = torch.randn(rows, 8)
+        mark_dynamic(x, 0)
+        check(model, compiled, x)
+
+
+@pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
+def test_the_input_may_be_a_part_of_a_tensor() -> None:
+    model = OfAnInput().eval()
+    compiled = torch.compile(model, backend=backend, options=OPTIONS)
+    whole = torch.randn(6, 8)
+    expected = whole.clone()
+    with torch.no_grad():
+        compiled(whole[1:5])
+        model(expected[1:5])
+
+    assert torch.equal(whole, expected)
+    assert whole[0].all()
+
+
+def test_views_in_another_dtype_run_eagerly() -> None:
+    class Bits(Model):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            bits = y.view(torch.int32)
+            graph_break()
+            bits.zero_()
+            return y
+
+    model = Bits().eval()
+    with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+        warnings.simplefilter("always")
+        y = torch.compile(model, backend=backend, options=OPTIONS)(torch.randn(4, 8))
+
+    assert not y.any()
+    assert any("as torch.int32 of torch.float32" in str(w.message) for w in caught)
+
+
+def test_inputs_that_overlap_and_are_written_run_eagerly() -> None:
+    def forward(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        part.zero_()
+        return x + 1
+
+    x = torch.randn(4, 8)
+    compiled = torch.compile(forward, backend=backend, options=OPTIONS)
+    with pytest.warns(UserWarning, match=r"a graph runs eagerly: .* shares memory"):
+        y = compiled(x, x[:, 2:])
+
+    assert not x[:, 2:].any()
+    assert torch.equal(y, x + 1)
