@@ -113,7 +113,7 @@ def sources_of(parts: Iterable[str]) -> set[str]:
     return {name for name in names if part_of(name) in parts}
 
 
-@pytest.mark.parametrize("isa", ["", "portable"])
+@pytest.mark.parametrize("isa", ["", pytest.param("portable", marks=pytest.mark.thorough)])
 def test_the_first_load_compiles_what_is_needed(
     compiler: KernelCompiler, tmp_path: Path, default: list[str], isa: str
 ) -> None:

@@ -48,6 +48,7 @@ def wheel(to: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return python("-m", "pip", "wheel", *options, ".", **env)
 
 
+@pytest.mark.thorough
 def test_kernels_inside(library: KernelLibrary, tmp_path: Path) -> None:
     assert library.path is not None
     for built in (library.path, *build_every_path()):

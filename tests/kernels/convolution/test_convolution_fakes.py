@@ -41,8 +41,9 @@ def output(dtype: torch.dtype) -> list[Any]:
     return [torch.tensor([0.1]), torch.tensor([1]), low, low + 255, True, False, dtype]
 
 
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("index", [0, 2, 3, 4, 7])
+@pytest.mark.parametrize(
+    ("index", "last"), [(0, False), (2, True), (3, False), (4, True), (7, False)]
+)
 def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
     del library
     shape, w = GEOMETRIES[index]

@@ -191,27 +191,31 @@ def test_the_largest_sums_are_exact(
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kinds", [("tensor", "tensor"), ("lines", "lines")], ids="-".join)
 @pytest.mark.parametrize("dtypes", list(itertools.product(SIGNS, SIGNS)), ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "zeros"),
+    [
+        ((3, 66, 65_540), (True, True)),
+        ((26, 5, 65_543), (False, False)),
+        ((1, 3, 140_001), (True, False)),
+    ],
+)
 def test_sums_that_int32_does_not_hold(
-    isa: str, dtypes: tuple[torch.dtype, torch.dtype], kinds: tuple[str, str], threads: int
+    isa: str,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    kinds: tuple[str, str],
+    threads: int,
+    sizes: tuple[int, int, int],
+    zeros: tuple[bool, bool],
 ) -> None:
     del isa
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for (m, n, k), zeros in zip(
-            ((3, 66, 65_540), (26, 5, 65_543), (1, 3, 140_001)),
-            ((True, True), (False, False), (True, False)),
-            strict=True,
-        ):
-            case = product(
-                (2, m, k),
-                (2, k, n),
-                dtypes=dtypes,
-                kinds=kinds,
-                zero_points=zeros,
-                transposed=m > 1,
-            )
-            assert torch.equal(case.run(), case.expected()), (m, n, k)
+        m, n, k = sizes
+        case = product(
+            (2, m, k), (2, k, n), dtypes=dtypes, kinds=kinds, zero_points=zeros, transposed=m > 1
+        )
+        assert torch.equal(case.run(), case.expected())
     finally:
         torch.set_num_threads(before)
 
