@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.dynamo._dynamo_api import graph_break, mark_dynamic
+from tests.dynamo.test_backend import quantized
 from torch import nn
 
 import qfuse
@@ -98,6 +99,22 @@ class OfABuffer(Model):
         return self.cache.sum(1)
 
 
+class OfABufferThatIsRead(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, y = self.cache[: x.shape[0]], self.linear(x)
+        graph_break()
+        rows.copy_(y)
+        return rows @ self.cache.t()
+
+
+class OfABufferThatIsWritten(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, y = self.cache[: x.shape[0]], self.linear(x)
+        graph_break()
+        self.cache.add_(1)
+        return rows + y
+
+
 class OfNothingElse(Model):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         part = x[1:]
@@ -114,6 +131,8 @@ SHARING = (
     OfAResultWrittenBefore,
     OfWhatIsNotReturned,
     OfABuffer,
+    OfABufferThatIsRead,
+    OfABufferThatIsWritten,
     OfNothingElse,
 )
 
@@ -161,6 +180,28 @@ def test_the_input_may_be_a_part_of_a_tensor() -> None:
 
     assert torch.equal(whole, expected)
     assert whole[0].all()
+
+
+def test_weights_may_be_tensors_of_torchao() -> None:
+    class Written(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            y: torch.Tensor = self.linear(x)
+            return y
+
+    model, x = quantized(Written()), torch.randn(4, 32)
+    with torch.no_grad():
+        expected = model(x.clone())
+        compiled: Any = torch.compile(model, backend=backend, options=OPTIONS)
+        y = compiled(own := x.clone())
+
+    assert qfuse.reports()[0].facts.backend == "eager"
+    torch.testing.assert_close(y, expected)
+    assert torch.equal(own, x + 1)
 
 
 def test_views_in_another_dtype_run_eagerly() -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from qfuse.ir.graph.memory import address_of
 
 _INDEX = re.compile(r"\['?([^'\]]+)'?\]|\.([A-Za-z_]\w*)")
 _REGISTRIES = ("_modules", "_parameters", "_buffers", "__dict__", "_modules_dict")
@@ -36,6 +39,15 @@ def memory_id(value: torch.Tensor) -> int | None:
     if value.layout is not torch.strided:
         return None
     return int(value.untyped_storage()._cdata)
+
+
+def addresses_of(value: Any) -> set[int]:
+    """Return the addresses of the memory of a tensor, or of the tensors that it is made of."""
+    if is_traceable_wrapper_subclass(value):
+        names, _ = value.__tensor_flatten__()
+        parts = (addresses_of(getattr(value, name)) for name in names)
+        return {address for part in parts for address in part}
+    return {address_of(value)} - {0}
 
 
 def symbol_of(size: object) -> Any | None:

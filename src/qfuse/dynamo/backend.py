@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from qfuse import api
 from qfuse.dynamo._dynamo_api import (
+    addresses_of,
     current_compilation,
     outside_tracing,
     traced_module,
@@ -127,11 +128,20 @@ def _run_eagerly(text: str, owner: object | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    """The compiled code, and the weights that it was compiled with."""
+    """The compiled code, and the weights that it was compiled with.
+
+    Attributes:
+        run: The code.
+        bound: The graph that it was compiled from.
+        weights: Position among the inputs of the graph, tensor, and version of each weight; no
+            version if the code writes it.
+        written: Positions of the other inputs that the code writes.
+    """
 
     run: api.CompiledModel
     bound: BoundGraph
     weights: tuple[tuple[int, torch.Tensor, int | None], ...]
+    written: tuple[int, ...]
 
     @classmethod
     def of(cls, bound: BoundGraph, example: Sequence[Any], request: Mapping[str, Any]) -> _Code:
@@ -139,13 +149,15 @@ class _Code:
             run = api.compile(
                 bound.module, bound.inputs, dynamic_shapes=bound.dynamic_shapes, **request
             )
-        written = {mutation.buffer for mutation in run.plan.lowered.signature.mutations}
+        mutations = run.plan.lowered.signature.mutations
+        written = {mutation.buffer for mutation in mutations}
         weights = tuple(
             # The graph writes some of its buffers itself.
             (at, example[at], None if name in written else version_of(example[at]))
             for name, at in bound.held.items()
         )
-        return cls(run, bound, weights)
+        indices = (m.input_index for m in mutations if m.input_index is not None)
+        return cls(run, bound, weights, tuple(bound.keep[index] for index in indices))
 
     def changed(self, inputs: Sequence[Any]) -> list[int]:
         """Return the positions of weights that are not the tensors and values that they were."""
@@ -155,6 +167,18 @@ class _Code:
             if inputs[position] is not tensor
             or (version is not None and version_of(tensor) != version)
         ]
+
+    def overlap(self, inputs: Sequence[Any]) -> bool:
+        """Whether an input shares memory with a weight, and the code writes one of them."""
+        states = _memory(tensor for _, tensor, version in self.weights if version is None)
+        if states and not states.isdisjoint(_memory(inputs[at] for at in self.bound.keep)):
+            return True
+        written = _memory(inputs[at] for at in self.written)
+        return bool(written) and not written.isdisjoint(_memory(w for _, w, _ in self.weights))
+
+
+def _memory(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {address for tensor in tensors for address in addresses_of(tensor)}
 
 
 class _CompiledGraph:
@@ -187,15 +211,20 @@ class _CompiledGraph:
             code = self._code = self._again(inputs, changed)
             if code is None:
                 return self._source.forward(*inputs)
+        if code.overlap(inputs):
+            return self._eagerly("an input shares memory with a weight, and one is written", inputs)
         try:
             made = code.run(*[inputs[i] for i in code.bound.keep])
         except InputError as error:
             # Nothing was run.
-            if not self._told:
-                self._told = True
-                _run_eagerly(f"a call runs eagerly: {error}", self._owner)
-            return self._source.forward(*inputs)
+            return self._eagerly(str(error), inputs)
         return made if self._results.is_plain else self._results.after(made, inputs)
+
+    def _eagerly(self, why: str, inputs: Sequence[Any]) -> Any:
+        if not self._told:
+            self._told = True
+            _run_eagerly(f"a call runs eagerly: {why}", self._owner)
+        return self._source.forward(*inputs)
 
     def _compile(self, example: Sequence[Any]) -> _Code:
         returned = self._results.returned
