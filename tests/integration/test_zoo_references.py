@@ -42,7 +42,7 @@ RECIPES = {
     "nvfp4-static": APART,
     "nvfp4-a16": FLOAT,
 }
-# Their rules and references are those of another one here.
+# Formats that differ from another one here in a size or a scale.
 SIMILAR = ("mxfp6", "mxfp4-a16", "nvfp4-a16", "fp8-dynamic-tensor")
 # One scale per output feature or for the weight: a kernel widens the weight in registers.
 ON_KERNELS = ("fp8", "fp8-dynamic", "fp8-dynamic-tensor")

@@ -6,9 +6,9 @@ Inductor compiles both forms, which are timed in the same interleaved rounds.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import click
@@ -19,7 +19,7 @@ from rich.table import Table
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
-from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, measure
+from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, TimedFunction, measure
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import Ratio, ratio_of_medians
 
@@ -147,20 +147,6 @@ class ShapeTimes:
         return ratio_of_medians(self.images.rounds, self.sequences.rounds)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    model: Callable[[torch.Tensor], torch.Tensor]
-    sequences: torch.Tensor
-
-    def time_block(self, calls: int) -> list[float]:
-        times = []
-        for _ in range(calls):
-            begin = time.perf_counter()
-            self.model(self.sequences)
-            times.append(time.perf_counter() - begin)
-        return times
-
-
 def run_conv1d(
     options: Conv1dOptions, console: Console, shapes: Sequence[Shape] = SHAPES
 ) -> list[ShapeTimes]:
@@ -187,7 +173,11 @@ def _measured(shape: Shape, rounds: int) -> ShapeTimes:
     forms = {"conv1d": Sequences(layer), "conv2d": Images(layer)}
     with torch.inference_mode():
         times = measure(
-            {name: _Call(torch.compile(form), sequences) for name, form in forms.items()}, rounds
+            {
+                name: TimedFunction(partial(torch.compile(form), sequences))
+                for name, form in forms.items()
+            },
+            rounds,
         )
     return ShapeTimes(shape, times["conv1d"], times["conv2d"])
 

@@ -8,7 +8,6 @@ the tiles reach without gathering pixels, and as oneDNN's convolution.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +26,7 @@ from qfuse.kernels.convolution_ops import convolution_depthwise_w8a8_quantized a
 from qfuse.kernels.convolution_ops import convolution_w8a8_quantized as convolution
 from qfuse.kernels.pack_convolution import convolution_sums, pack_convolution, pack_depthwise
 from qfuse_bench.harness.machine import BackgroundLoad, Setting
-from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, compare, measure
+from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, TimedFunction, compare, measure
 from qfuse_bench.harness.own_kernels import load_kernels
 from qfuse_bench.harness.stats import Ratio
 from qfuse_bench.kernels.cells import Stillness
@@ -198,21 +197,6 @@ class LayerResults:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Times a function."""
-
-    run: Callable[[], object]
-
-    def time_block(self, calls: int) -> list[float]:
-        seconds = []
-        for _ in range(calls):
-            start = time.perf_counter()
-            self.run()
-            seconds.append(time.perf_counter() - start)
-        return seconds
-
-
 def contenders(layer: Layer) -> dict[str, Callable[[], torch.Tensor]]:
     """Return qfuse's kernel for a layer and what it is compared with, all on the same numbers."""
     size, pad = layer.size, layer.kernel // 2
@@ -291,7 +275,7 @@ def run_layers(
     background, stillness, rows = BackgroundLoad(), Stillness(options.patience), []
     try:
         for layer in layers:
-            timed = {name: _Call(run) for name, run in contenders(layer).items()}
+            timed = {name: TimedFunction(run) for name, run in contenders(layer).items()}
             series = measure(timed, options.rounds, block_seconds=0.01, before_round=stillness.wait)
             rows.append(LayerResult(layer, series))
         results = LayerResults(

@@ -144,7 +144,7 @@ class _Compilation(Generic[T]):
         patches = {
             **check_toolchain(self._folder),
             **_called_directly(self._program.module),
-            # Also rounds float16 and bfloat16 after each op as they are, so only where it matters.
+            # It also rounds after every op in float16 and bfloat16, so only where it matters.
             "emulate_precision_casts": rounds_by_casts(self._program),
             **self._options.inductor,
         }

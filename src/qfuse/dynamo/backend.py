@@ -170,14 +170,14 @@ class _Code:
 
     def overlap(self, inputs: Sequence[Any]) -> bool:
         """Whether an input shares memory with a weight, and the code writes one of them."""
-        states = _memory(tensor for _, tensor, version in self.weights if version is None)
-        if states and not states.isdisjoint(_memory(inputs[at] for at in self.bound.keep)):
+        states = _addresses(tensor for _, tensor, version in self.weights if version is None)
+        if states and not states.isdisjoint(_addresses(inputs[at] for at in self.bound.keep)):
             return True
-        written = _memory(inputs[at] for at in self.written)
-        return bool(written) and not written.isdisjoint(_memory(w for _, w, _ in self.weights))
+        written = _addresses(inputs[at] for at in self.written)
+        return bool(written) and not written.isdisjoint(_addresses(w for _, w, _ in self.weights))
 
 
-def _memory(tensors: Iterable[torch.Tensor]) -> set[int]:
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {address for tensor in tensors for address in addresses_of(tensor)}
 
 

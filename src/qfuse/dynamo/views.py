@@ -61,13 +61,11 @@ class _Result:
     Attributes:
         position: Index among the inputs of the graph, or among what the compiled graph returns.
         is_input: Which of them.
-        layout: Of the tensor that the result is a view of.
         view: Its elements; ``None`` if it shares memory with nothing.
     """
 
     position: int
     is_input: bool = False
-    layout: Geometry | None = None
     view: Geometry | None = None
 
 
@@ -78,11 +76,13 @@ class Results:
     Attributes:
         returned: The nodes that the compiled form returns.
         results: The results of the graph.
+        strides: Of what the compiled form returns and results are views of, by position.
         sizes: Input and axis of each symbol of a size; no axis if the input is the size itself.
     """
 
     returned: tuple[Any, ...]
     results: tuple[_Result, ...]
+    strides: Mapping[int, tuple[_Size, ...]]
     sizes: Mapping[object, tuple[int, int | None]]
 
     @classmethod
@@ -99,6 +99,7 @@ class Results:
         memory = [_memory(node) for node in outputs]
         returned: dict[Any, int] = {}
         results = []
+        strides: dict[int, tuple[_Size, ...]] = {}
         sizes = _sizes(graph)
         inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
         for node, own in zip(outputs, memory, strict=True):
@@ -112,9 +113,10 @@ class Results:
             made = Geometry.between(view, base)
             _refuse_others(node, base, view, made, sizes)
             at = inputs[owner] if is_input else returned.setdefault(owner, len(returned))
-            layout = None if is_input else Geometry.between(base, base)
-            results.append(_Result(at, is_input, layout, made))
-        return cls(tuple(returned), tuple(results), sizes)
+            if not is_input:
+                strides[at] = base.stride()
+            results.append(_Result(at, is_input, made))
+        return cls(tuple(returned), tuple(results), strides, sizes)
 
     @property
     def is_plain(self) -> bool:
@@ -143,17 +145,13 @@ class Results:
             return int(expression.xreplace(known))
 
         tensors = list(made)
+        for position, stride in self.strides.items():
+            tensors[position] = _laid_out(tensors[position], tuple(map(number, stride)))
+        results = []
         for result in self.results:
-            if result.layout is not None:
-                tensors[result.position] = _laid_out(
-                    tensors[result.position], result.layout, number
-                )
-        return tuple(
-            (inputs if result.is_input else tensors)[result.position]
-            if result.view is None
-            else result.view.of((inputs if result.is_input else tensors)[result.position], number)
-            for result in self.results
-        )
+            base = (inputs if result.is_input else tensors)[result.position]
+            results.append(base if result.view is None else result.view.of(base, number))
+        return tuple(results)
 
 
 def _memory(node: Any) -> int | None:
@@ -207,11 +205,8 @@ def _refuse_others(
         )
 
 
-def _laid_out(
-    tensor: torch.Tensor, layout: Geometry, number: Callable[[_Size], int]
-) -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor with the strides that the graph gives it."""
-    stride = tuple(map(number, layout.stride))
     if tensor.stride() == stride:
         return tensor
     return tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)

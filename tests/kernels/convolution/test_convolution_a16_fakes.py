@@ -39,6 +39,16 @@ def arguments(case: WeightOnlyConvolution) -> list[Any]:
         (GEOMETRIES[3], False),
         (GEOMETRIES[7], True),
         (DEPTHWISE, True),
+        *(
+            pytest.param(geometry, last, marks=pytest.mark.thorough)
+            for geometry, last in (
+                (GEOMETRIES[0], True),
+                (GEOMETRIES[2], False),
+                (GEOMETRIES[3], True),
+                (GEOMETRIES[7], False),
+                (DEPTHWISE, False),
+            )
+        ),
     ],
 )
 def test_opcheck(

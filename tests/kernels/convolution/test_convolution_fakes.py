@@ -42,7 +42,14 @@ def output(dtype: torch.dtype) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("index", "last"), [(0, False), (2, True), (3, False), (4, True), (7, False)]
+    ("index", "last"),
+    [
+        *((0, False), (2, True), (3, False), (4, True), (7, False)),
+        *(
+            pytest.param(index, last, marks=pytest.mark.thorough)
+            for index, last in ((0, True), (2, False), (3, True), (4, False), (7, True))
+        ),
+    ],
 )
 def test_opcheck(library: KernelLibrary, index: int, *, last: bool) -> None:
     del library
