@@ -78,6 +78,16 @@ def test_a_tensor_without_elements_is_perturbed() -> None:
     assert _shaken()._perturb(torch.randn(0, 3)).shape == (0, 3)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("end", ["min", "max"])
+def test_quantized_values_at_an_end_of_their_dtype_move_by_one_step(
+    dtype: torch.dtype, end: str
+) -> None:
+    codes = torch.full((4, 5), getattr(torch.iinfo(dtype), end), dtype=dtype)
+    apart = (_shaken()._flip(codes).int() - codes.int()).flatten()
+    assert apart.abs().sum() == 1
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("depth", [0, 1, 64, 1024, 1025, 3000])
 def test_integer_products_are_exact(depth: int) -> None:

@@ -210,14 +210,18 @@ class _Shaken(_Exact):
         return drawn.to(like)
 
     def _flip(self, codes: torch.Tensor) -> torch.Tensor:
-        """Move a few quantized values by one step, towards the middle of the tensor's range."""
+        """Move a few quantized values by one step, towards the middle of the tensor's range.
+
+        If all are equal, they move up, or down from the dtype's greatest value.
+        """
         count = min(codes.numel(), 1 + codes.numel() // _CODES_PER_FLIP)
         where = torch.randint(max(codes.numel(), 1), (count,), generator=self._random)
         flipped = codes.flatten().clone()
         here = flipped[where].to(torch.int32)
         low, high = (int(end) for end in torch.aminmax(codes)) if codes.numel() else (0, 0)
         middle = (low + high) // 2
-        flipped[where] = (here + torch.where(here > middle, -1, 1)).to(codes.dtype)
+        down = (here > middle) | (here == torch.iinfo(codes.dtype).max)
+        flipped[where] = (here + torch.where(down, -1, 1)).to(codes.dtype)
         return flipped.reshape(codes.shape)
 
 

@@ -40,6 +40,7 @@ from qfuse.lower.fold import fold_constants
 from qfuse.lower.forced import forced_choice
 from qfuse.lower.kernels.aten_int_product import lower_int_products
 from qfuse.lower.layout.assign import assign_channels_last
+from qfuse.lower.layout.byte_reductions import widen_byte_reductions
 from qfuse.lower.layout.cats import lower_cats
 from qfuse.lower.layout.conv1d import lower_conv1d
 from qfuse.lower.layout.lookups import lower_lookups
@@ -156,6 +157,8 @@ class _Lowering:
         lower_lookups(self._session)
         # After expansion, since a quantized convolution may run in float.
         lower_conv1d(self._session, self._context.target)
+        # After expansion, which may reduce quantized values.
+        widen_byte_reductions(self._session)
 
     def _choose_floats(self) -> FloatChoices:
         """Choose the products that run in float, all together: they share a bound on memory."""
