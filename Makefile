@@ -7,7 +7,7 @@
 #   TORCH_INDEX_URL=...       a package index for torch alone, such as PyTorch's CPU wheel index
 #   EXTRAS=zoo,docs,dev       the extras to install; `bench` adds the peers to compare with
 #   CONSTRAINTS=              install the newest packages, not the versions in constraints.txt
-#   WORKERS=2                 test processes
+#   WORKERS=3                 test processes: two leave a fifth of two processors idle
 #   ISA=avx2                  test as on a CPU with no more: portable, avx2, avx_vnni, avx512, avx512_vnni
 #   EXAMPLES=300              examples that `make fuzz` draws for each property
 #   ONLY=tests/property/...   the files that `make fuzz` draws for; all of them by default
@@ -18,7 +18,7 @@ VENV          := .venv
 TORCH_VERSION ?= 2.13.0
 EXTRAS        ?= zoo,docs,dev
 CONSTRAINTS   ?= constraints.txt
-WORKERS       ?= 2
+WORKERS       ?= 3
 ISA           ?=
 EXAMPLES      ?= 300
 ONLY          ?=
@@ -61,7 +61,7 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml $(CONSTRAINTS) tools/find-pyt
 demo: $(STAMP) ## quantize and compile a real sentence encoder, and say what came of it
 	$(BIN)/qfuse demo
 
-# One OpenMP thread each: two test processes with a full team each fight over the cores. Each gets a
+# One OpenMP thread each: test processes with a full team each fight over the cores. Each gets a
 # part of the tests that are next to each other, and so use the same models and modules.
 PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(WORKERS) \
   --dist worksteal
