@@ -123,6 +123,25 @@ class OfNothingElse(Model):
         return self.linear(x)
 
 
+class OfOnePart(Model):
+    """Code after the break would fail if the part did not have the strides of a part."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        part = self.linear(x).view(-1, 4, 2)[:, 1:].transpose(0, 1)
+        graph_break()
+        assert not part.is_contiguous()
+        assert part.stride() == (2, 8, 1)
+        return part.flatten(1)
+
+
+class OfOneExpanded(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.linear(x).sum(1, keepdim=True).expand(-1, 5)
+        graph_break()
+        assert wide.stride(1) == 0
+        return wide + wide.t().sum()
+
+
 SHARING = (
     OfAnInput,
     OfAnInputTurned,
@@ -134,6 +153,8 @@ SHARING = (
     OfABufferThatIsRead,
     OfABufferThatIsWritten,
     OfNothingElse,
+    OfOneExpanded,
+    OfOnePart,
 )
 
 
@@ -158,7 +179,7 @@ def test_a_write_after_a_graph_break_is_seen(of: type[Model]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
-@pytest.mark.parametrize("of", [OfAnInput, OfAResultWrittenBefore, OfWhatIsNotReturned])
+@pytest.mark.parametrize("of", [OfAnInput, OfAResultWrittenBefore, OfWhatIsNotReturned, OfOnePart])
 def test_sizes_may_vary(of: type[Model]) -> None:
     model = of().eval()
     compiled = torch.compile(model, backend=backend, options=OPTIONS)
@@ -222,15 +243,27 @@ def test_views_in_another_dtype_run_eagerly() -> None:
     assert any("as torch.int32 of torch.float32" in str(w.message) for w in caught)
 
 
-def test_inputs_that_overlap_and_are_written_run_eagerly() -> None:
+@pytest.mark.parametrize("view", [lambda x: x[:, 2:], lambda x: x.view(-1)])
+def test_inputs_that_overlap_and_are_written_run_eagerly(view: Any) -> None:
     def forward(x: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         part.zero_()
         return x + 1
 
     x = torch.randn(4, 8)
     compiled = torch.compile(forward, backend=backend, options=OPTIONS)
-    with pytest.warns(UserWarning, match=r"a graph runs eagerly: .* shares memory"):
-        y = compiled(x, x[:, 2:])
+    with pytest.warns(UserWarning, match=r"runs eagerly: part shares memory with x, and the mod"):
+        y = compiled(x, view(x))
 
-    assert not x[:, 2:].any()
+    assert not view(x).any()
     assert torch.equal(y, x + 1)
+
+
+def test_inputs_have_the_names_of_the_user() -> None:
+    def forward(of: dict[str, list[torch.Tensor]], *rest: torch.Tensor) -> torch.Tensor:
+        rest[0].add_(1)
+        return of["k"][0] + 1
+
+    x = torch.randn(4, 8)
+    compiled = torch.compile(forward, backend=backend, options=OPTIONS)
+    with pytest.warns(UserWarning, match=r"eagerly: rest_0 shares memory with of_k_0,"):
+        compiled({"k": [x]}, x[:2])

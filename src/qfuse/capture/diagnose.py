@@ -32,7 +32,8 @@ _FIXES = {
     "register_dynamic_cache_export_support; or torch lost constants that a tensor type makes while "
     "it is traced, as those of NVFP4 and of MX with 4 or 6 bits do: quantize to another format",
     "data": "use tensor ops instead of Python control flow: torch.where or a mask for a branch, "
-    "a fixed size for a slice; or keep this part out of the compiled model",
+    "index_copy_ or index_select with a tensor of indices for a place that varies, a fixed size "
+    "for a slice; or keep this part out of the compiled model",
     "fake": "register a fake kernel for the operator with torch.library.register_fake",
     "file": "torch cannot take up a saved program with derived sizes: capture the program before "
     "it is saved, or the module",

@@ -12,6 +12,7 @@ import torch
 from qfuse.capture._export_api import flatten, flatten_with_paths
 from qfuse.capture.containers import register_caches, verify_cache
 from qfuse.ir.errors import CaptureError
+from qfuse.ir.graph.memory import address_of
 from qfuse.ir.signature._tree_api import is_fake_tensor, is_subclass, unflatten
 from qfuse.ir.sizes import axis_order
 from qfuse.ir.words import a_kind
@@ -82,8 +83,9 @@ def read_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any], Parameters]:
     """Validate the example call and return the arguments to trace.
 
-    A tensor that is passed twice becomes two tensors that share memory, since torch.export would
-    merge them. Tensors are detached and dense, since later calls may have another layout.
+    Tensors are detached and dense, since later calls may have another layout. Those that share
+    memory with an earlier one are copied, since torch.export would merge a tensor that is passed
+    twice, and the graph would write the other one where one is written.
 
     Raises:
         CaptureError: The arguments do not fit ``forward``, or cannot be inputs of a graph.
@@ -120,8 +122,7 @@ def read_call(
         verify_cache(name, value)
     _check_leaves(leaves_of(call, parameters, None))
     leaves, spec = flatten(call)
-    traced = [_traceable(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    new_args, new_kwargs = unflatten(traced, spec)
+    new_args, new_kwargs = unflatten(_traceable(leaves), spec)
     return new_args, new_kwargs, parameters
 
 
@@ -225,9 +226,18 @@ def fake_error(name: str) -> CaptureError:
     )
 
 
-def _traceable(value: torch.Tensor) -> torch.Tensor:
-    value = value.detach()
-    # A view with gaps would fix its strides in the graph, and later calls have others.
-    if axis_order(value.shape, value.stride()) is None or value.storage_offset():
-        return value.clone(memory_format=torch.preserve_format)
-    return value
+def _traceable(leaves: Sequence[Any]) -> list[Any]:
+    traced = []
+    addresses: set[int] = set()
+    for leaf in leaves:
+        value = leaf
+        if isinstance(leaf, torch.Tensor):
+            value = leaf.detach()
+            address = address_of(value)
+            # A view with gaps would fix its strides in the graph, and later calls have others.
+            gaps = axis_order(value.shape, value.stride()) is None or value.storage_offset()
+            if gaps or (address and address in addresses):
+                value = value.clone(memory_format=torch.preserve_format)
+            addresses.add(address)
+        traced.append(value)
+    return traced

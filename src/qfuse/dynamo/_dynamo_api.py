@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -64,8 +65,19 @@ def expression_of(size: torch.SymInt) -> Any:
 
 def attribute_name(node: Node) -> str:
     """Return the name of a static input in the user's module: ``encoder.layer.0.weight``."""
+    return plain_path(_source_name(node)) or str(node.target)
+
+
+def input_name(node: Node) -> str:
+    """Return the name of an input in the user's code: ``x`` for ``L['x']``, ``d_k`` for ``d.k``."""
+    name = "_".join(a or b for a, b in _INDEX.findall(_source_name(node)))
+    allowed = name.isidentifier() and not iskeyword(name) and name != "self"
+    return name if allowed else node.name
+
+
+def _source_name(node: Node) -> str:
     source = getattr(getattr(node, "_dynamo_source", None), "name", "")
-    return plain_path(source() if callable(source) else str(source)) or str(node.target)
+    return source() if callable(source) else str(source)
 
 
 def plain_path(path: str) -> str:

@@ -14,6 +14,7 @@ from qfuse import api
 from qfuse.dynamo._dynamo_api import (
     addresses_of,
     current_compilation,
+    input_name,
     outside_tracing,
     traced_module,
     version_of,
@@ -107,7 +108,8 @@ def _refuse_training(module: GraphModule, example: Sequence[Any]) -> None:
         is_input = "tensor_dict" not in node.meta or not isinstance(value, torch.nn.Parameter)
         if isinstance(value, torch.Tensor) and value.requires_grad and is_input:
             raise TrainingError(
-                f"the input {node.name} requires grad, and a compiled model has no backward pass",
+                f"the input {input_name(node)} requires grad, and a compiled model has no backward "
+                "pass",
                 fix="call the model under torch.no_grad(), or detach the input",
             )
     traced = traced_module()

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.fx import Graph, Node
 
+from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.dynamo._dynamo_api import expression_of, memory_id, symbol_of, traced_value
 from qfuse.ir.errors import CaptureError
 
@@ -105,13 +106,19 @@ class Results:
         for node, own in zip(outputs, memory, strict=True):
             owner = owners.get(own, node)
             is_input = owner in inputs
-            # A view of what nothing else returns may be a copy.
-            if not is_input and (own is None or memory.count(own) == 1):
+            if own is None or (owner is node and not is_input):
                 results.append(_Result(returned.setdefault(node, len(returned))))
                 continue
             base, view = traced_value(owner), traced_value(node)
             made = Geometry.between(view, base)
-            _refuse_others(node, base, view, made, sizes)
+            # A view of what nothing else returns may be a copy, but code may rely on its strides.
+            known = _is_known(base, view, made, sizes)
+            alone = not is_input and memory.count(own) == 1
+            if alone and (not known or _elements(view) == _elements(base)):
+                results.append(_Result(returned.setdefault(node, len(returned))))
+                continue
+            if not known:
+                raise _unknown_view(node, base, view)
             at = inputs[owner] if is_input else returned.setdefault(owner, len(returned))
             if not is_input:
                 strides[at] = base.stride()
@@ -181,14 +188,14 @@ def _sizes(graph: Graph) -> dict[object, tuple[int, int | None]]:
     return found
 
 
-def _refuse_others(
-    node: Node,
+def _is_known(
     base: torch.Tensor,
     view: torch.Tensor,
     geometry: Geometry,
     sizes: Mapping[object, tuple[int, int | None]],
-) -> None:
-    numbers = (*geometry.size, *geometry.stride, geometry.offset)
+) -> bool:
+    """Whether a view can be taken of its base after a call."""
+    numbers = (*geometry.size, *geometry.stride, geometry.offset, *base.stride())
     symbols = {
         s for n in numbers if isinstance(n, torch.SymInt) for s in expression_of(n).free_symbols
     }
@@ -197,12 +204,21 @@ def _refuse_others(
         and base.is_conj() == view.is_conj()
         and base.is_neg() == view.is_neg()
     )
-    if not (of_one_kind and symbols <= sizes.keys()):
-        raise CaptureError(
-            f"the graph returns {node.name}, which shares memory with an input or another result "
-            f"as {view.dtype} of {base.dtype}, or has a size that is none of an input's",
-            fix="return a copy: .clone()",
-        )
+    return of_one_kind and symbols <= sizes.keys()
+
+
+def _unknown_view(node: Node, base: torch.Tensor, view: torch.Tensor) -> CaptureError:
+    return CaptureError(
+        f"the graph returns {node.name}, which shares memory with an input or another result "
+        f"as {view.dtype} of {base.dtype}, or has a size that is none of an input's",
+        where=source_line(node.meta.get("stack_trace"), UserFiles()),
+        fix="return a copy: .clone()",
+    )
+
+
+def _elements(tensor: torch.Tensor) -> object:
+    count: _Size = tensor.numel()
+    return count if isinstance(count, int) else expression_of(count)
 
 
 def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

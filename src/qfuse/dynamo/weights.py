@@ -14,6 +14,7 @@ from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.dynamo._dynamo_api import (
     attribute_name,
     control_flow,
+    input_name,
     is_static,
     plain_path,
 )
@@ -74,7 +75,10 @@ def bind_weights(
             attributes[name] = value.detach() if value.requires_grad else value
         else:
             keep.append(position)
-            copies[node] = graph.node_copy(node)
+            name = input_name(node)
+            free = name not in {copies[placeholders[i]].target for i in keep[:-1]}
+            copies[node] = graph.placeholder(name if free else node.name)
+            copies[node].meta = dict(node.meta)
     for name, position in held.items():
         copies[placeholders[position]] = graph.get_attr(name)
     for node in sizes:

@@ -195,9 +195,12 @@ class Guards:
             case bool() | int() | float():
                 fix = f"pass torch.tensor({value!r}, dtype={spec.dtype})"
                 came = f"the {type(value).__name__} {value!r}"
+            case None:
+                fix = f"pass a torch.Tensor of {spec.dtype}, or compile again without {name}"
+                came = "None"
             case _:
                 fix = f"pass a torch.Tensor of {spec.dtype}"
-                came = "None" if value is None else type(value).__name__
+                came = type(value).__name__
         return InputError(f"{name}: expected {self._describe(spec)}, got {came}", fix=fix)
 
     def _tensor_error(self, spec: InputSpec, value: torch.Tensor) -> InputError:
