@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tomllib
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,20 @@ def test_changed_weights_are_seen() -> None:
     torch.testing.assert_close(compiled(x), model(x))
 
     assert len(qfuse.reports(compiled)) == 4
+
+
+@torch.no_grad()
+def test_threads_that_see_a_change_compile_once() -> None:
+    model = nn.Sequential(nn.Linear(8, 8)).eval()
+    compiled, x = fast(model), torch.randn(3, 8)
+    compiled(x)
+    model.get_parameter("0.weight").mul_(2)
+    with torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(torch.no_grad()(lambda _: compiled(x)), range(8)))
+
+    for result in results:
+        torch.testing.assert_close(result, model(x))
+    assert len(qfuse.reports(compiled)) == 2
 
 
 @torch.no_grad()

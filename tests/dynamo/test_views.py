@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -158,6 +159,20 @@ SHARING = (
 )
 
 
+class OfOneOfTwo(Model):
+    def forward(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        part, y = other[1:], self.linear(x)
+        graph_break()
+        part.add_(1)
+        return y[1:] + other[1:] + part
+
+
+def assert_compiled(compiled: Any) -> None:
+    """Assert that the first graph, which ends at the break, is compiled."""
+    first = qfuse.reports(compiled)[0].facts
+    assert first.backend == "eager", "it runs op by op, after qfuse's passes"
+
+
 def check(model: Model, compiled: Any, x: torch.Tensor) -> None:
     """Assert that results, the input and the buffer are those of the source after two calls."""
     source = copy.deepcopy(model)
@@ -173,9 +188,11 @@ def check(model: Model, compiled: Any, x: torch.Tensor) -> None:
 @pytest.mark.parametrize("of", SHARING)
 def test_a_write_after_a_graph_break_is_seen(of: type[Model]) -> None:
     model = of().eval()
-    check(model, torch.compile(model, backend=backend, options=OPTIONS), torch.randn(4, 8))
+    compiled = torch.compile(model, backend=backend, options=OPTIONS)
 
-    assert qfuse.reports()[0].facts.backend == "eager", "the first graph is compiled"
+    check(model, compiled, torch.randn(4, 8))
+
+    assert_compiled(compiled)
 
 
 @pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
@@ -187,6 +204,9 @@ def test_sizes_may_vary(of: type[Model]) -> None:
         x = torch.randn(rows, 8)
         mark_dynamic(x, 0)
         check(model, compiled, x)
+    assert_compiled(compiled)
+    notes = [note.text for report in qfuse.reports(compiled) for note in report.notes]
+    assert not [text for text in notes if "a call runs eagerly" in text]
 
 
 @pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
@@ -201,6 +221,28 @@ def test_the_input_may_be_a_part_of_a_tensor() -> None:
 
     assert torch.equal(whole, expected)
     assert whole[0].all()
+    assert_compiled(compiled)
+
+
+@pytest.mark.filterwarnings("ignore:a (graph|call) runs eagerly:UserWarning")
+def test_inputs_may_share_memory_in_one_call_only() -> None:
+    model = OfOneOfTwo().eval()
+    compiled = torch.compile(model, backend=backend, options=OPTIONS)
+
+    def calls() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        x = torch.randn(4, 8)
+        yield x, x.view(4, 8)
+        yield torch.randn(4, 8), torch.randn(4, 8)
+        arena = torch.randn(20, 8)
+        yield arena[:4], arena[2:6]
+        yield arena[:4], arena[14:18]
+
+    with torch.no_grad():
+        for inputs in calls():
+            own = copy.deepcopy(inputs)
+            torch.testing.assert_close(compiled(*own), model(*inputs))
+            torch.testing.assert_close(own, inputs)
+    assert_compiled(compiled)
 
 
 def test_weights_may_be_tensors_of_torchao() -> None:
@@ -267,3 +309,14 @@ def test_inputs_have_the_names_of_the_user() -> None:
     compiled = torch.compile(forward, backend=backend, options=OPTIONS)
     with pytest.warns(UserWarning, match=r"eagerly: rest_0 shares memory with of_k_0,"):
         compiled({"k": [x]}, x[:2])
+
+
+@pytest.mark.parametrize("name", ["torch", "inf", "nan", "device", "input", "float"])
+def test_names_that_generated_code_uses(name: str) -> None:
+    scope: dict[str, Any] = {"where": torch.where}
+    exec(f"def forward(x, {name}): return where({name} > 0, x, -1e400).relu()", scope)
+    x, mask = torch.randn(4, 8), torch.randn(4, 8)
+    compiled = torch.compile(scope["forward"], backend=backend, options=OPTIONS)
+
+    assert torch.equal(compiled(x, mask), scope["forward"](x, mask))
+    assert_compiled(compiled)

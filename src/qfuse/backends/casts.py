@@ -13,8 +13,30 @@ from qfuse.ir.aten import aten
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.movement.registry import MOVEMENT_OPS, SPLITS
 
-_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default)
+_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, aten.copy.default)
 _MOVES = (*MOVEMENT_OPS, *SPLITS, aten.cat.default, aten.contiguous.default)
+# Their results are values of an operand, or its negative: they have no rounding of their own.
+_SELECTIONS = (
+    aten.abs.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.clamp.default,
+    aten.clamp.Tensor,
+    aten.clamp_max.default,
+    aten.clamp_min.default,
+    aten.constant_pad_nd.default,
+    aten.hardtanh.default,
+    aten.masked_fill.Scalar,
+    aten.max.dim,
+    aten.maximum.default,
+    aten.min.dim,
+    aten.minimum.default,
+    aten.neg.default,
+    aten.relu.default,
+    aten.where.self,
+    aten.where.ScalarOther,
+    aten.where.ScalarSelf,
+)
 _NARROW = frozenset({torch.float16, torch.bfloat16})
 
 
@@ -26,34 +48,44 @@ def rounds_by_casts(program: Program) -> bool:
     Results that are float16 or bfloat16 themselves are not meant: there, a value that was not
     rounded in between is as good.
     """
-    floats = {node: value.dtype for node, value in program.values.items() if _is_float(value)}
+    dtypes = {
+        node: value.dtype
+        for node, value in program.values.items()
+        if isinstance(value, torch.Tensor)
+    }
     return any(
-        _is_read_wider(node, floats)
+        _is_read_wider(node, dtypes)
         for node in program.module.graph.nodes
-        if is_call(node, *_CASTS) and _is_narrowing(node, floats)
+        if is_call(node, *_CASTS) and _is_narrowing(node, dtypes)
     )
 
 
-def _is_float(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+def _is_narrowing(cast: Node, dtypes: Mapping[Node, torch.dtype]) -> bool:
+    # The source of `copy` is its second operand.
+    source, result = dtypes[cast.all_input_nodes[-1]], dtypes[cast]
+    return result in _NARROW and source.is_floating_point and source != result
 
 
-def _is_narrowing(cast: Node, floats: Mapping[Node, torch.dtype]) -> bool:
-    source, result = floats.get(cast.all_input_nodes[0]), floats.get(cast)
-    return result in _NARROW and source not in {None, result}
-
-
-def _is_read_wider(cast: Node, floats: Mapping[Node, torch.dtype]) -> bool:
-    """Whether a loop that reads the value, perhaps moved, gives another float."""
+def _is_read_wider(cast: Node, dtypes: Mapping[Node, torch.dtype]) -> bool:
+    """Whether a loop that reads the value, perhaps moved or selected, gives another float."""
+    narrow = dtypes[cast]
     stack, seen = [cast], {cast}
     while stack:
         for user in stack.pop().users:
-            if is_call(user, *_MOVES) or user.target is operator.getitem:
+            same = is_call(user, *_SELECTIONS) and dtypes.get(user, narrow) == narrow
+            if same or is_call(user, *_MOVES) or user.target is operator.getitem:
                 stack += {user} - seen
                 seen.add(user)
-            elif _is_loop(user) and floats.get(user) not in {None, floats[cast]}:
+            elif _is_loop(user) and _tells_roundings_apart(dtypes.get(user), narrow):
                 return True
     return False
+
+
+def _tells_roundings_apart(result: torch.dtype | None, narrow: torch.dtype) -> bool:
+    """Whether a result may show that an operand was not rounded: comparisons do as well."""
+    if result is None:
+        return False
+    return result is torch.bool or (result.is_floating_point and result != narrow)
 
 
 def _is_loop(node: Node) -> bool:

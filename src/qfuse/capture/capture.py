@@ -36,7 +36,7 @@ from qfuse.capture.diagnose import capture_error, empty_error
 from qfuse.capture.example import Leaf, Parameters, fake_error, leaves_of, read_call
 from qfuse.capture.grad import without_grad
 from qfuse.capture.inner_graphs import restore_origins
-from qfuse.capture.module import build_module
+from qfuse.capture.module import build_module, renamed_inputs
 from qfuse.capture.numbers import KnownNumbers
 from qfuse.capture.preparation import check_preparation
 from qfuse.capture.provenance import UserFiles, annotate, source_line
@@ -338,8 +338,9 @@ def _assemble(
         returned_buffers(traced.program),
         traced.parameters,
     )
+    renamed = renamed_inputs(program)
     module = build_module(
-        program, constants, interface.outputs, interface.written, interface.copied
+        program, constants, interface.outputs, interface.written, interface.copied, renamed
     )
     annotate(module)
     written = {constants[placeholder][0] for placeholder in interface.written}
@@ -350,7 +351,11 @@ def _assemble(
     # Behind `annotate`, since its errors name the user's line.
     check_random(module, log, eval_mode_fix=traced.eval_mode_fix)
     note_fixed_sizes(interface.signature, leaves, log)
-    return CapturedGraph(module, interface.signature, log)
+    inputs = tuple(
+        replace(spec, placeholder=renamed.get(spec.placeholder or "", spec.placeholder))
+        for spec in interface.signature.inputs
+    )
+    return CapturedGraph(module, replace(interface.signature, inputs=inputs), log)
 
 
 def _leaves(traced: _Traced, dynamic_shapes: Any) -> list[Leaf]:

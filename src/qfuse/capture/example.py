@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,8 +85,8 @@ def read_call(
     """Validate the example call and return the arguments to trace.
 
     Tensors are detached and dense, since later calls may have another layout. Those that share
-    memory with an earlier one are copied, since torch.export would merge a tensor that is passed
-    twice, and the graph would write the other one where one is written.
+    memory with an earlier one or with the model are copied: torch.export would merge a tensor that
+    is passed twice, and where one is written, the graph would write the other.
 
     Raises:
         CaptureError: The arguments do not fit ``forward``, or cannot be inputs of a graph.
@@ -122,7 +123,9 @@ def read_call(
         verify_cache(name, value)
     _check_leaves(leaves_of(call, parameters, None))
     leaves, spec = flatten(call)
-    new_args, new_kwargs = unflatten(_traceable(leaves), spec)
+    values = (*model.parameters(), *model.buffers())
+    held = {address_of(v) for v in values if not (is_subclass(v) or is_fake_tensor(v))}
+    new_args, new_kwargs = unflatten(_traceable(leaves, held), spec)
     return new_args, new_kwargs, parameters
 
 
@@ -226,9 +229,9 @@ def fake_error(name: str) -> CaptureError:
     )
 
 
-def _traceable(leaves: Sequence[Any]) -> list[Any]:
+def _traceable(leaves: Sequence[Any], held: AbstractSet[int]) -> list[Any]:
     traced = []
-    addresses: set[int] = set()
+    addresses = set(held)
     for leaf in leaves:
         value = leaf
         if isinstance(leaf, torch.Tensor):

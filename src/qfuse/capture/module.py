@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,21 @@ from qfuse.capture._export_api import as_value
 from qfuse.capture.numbers import known_numbers
 from qfuse.ir.aten import aten
 
+# What the code that FX generates means by these names, a parameter of the same name would hide.
+_HIDDEN = ("NoneType", "device", "fx_pytree", "inf", "nan", "pytree", "torch")
+
+
+def renamed_inputs(program: ExportedProgram) -> dict[str, str]:
+    """Return new names for the placeholders that cannot keep theirs."""
+    taken = {node.name for node in program.graph.nodes}
+    renamed: dict[str, str] = {}
+    for name in _HIDDEN:
+        if name in taken:
+            renamed[name] = next(
+                new for i in itertools.count(1) if (new := f"{name}_{i}") not in taken
+            )
+    return renamed
+
 
 def build_module(
     program: ExportedProgram,
@@ -20,6 +36,7 @@ def build_module(
     outputs: Sequence[str],
     kept: Sequence[str],
     copies: Mapping[int, Mapping[str, Any]],
+    renamed: Mapping[str, str],
 ) -> GraphModule:
     """Copy the graph of ``program`` into a plain module with flat inputs and outputs.
 
@@ -31,6 +48,7 @@ def build_module(
         outputs: Names of the nodes to return, in order.
         kept: Names of placeholders to keep without users, since they are mutated.
         copies: Positions of ``outputs`` that are returned as copies, with the copies' metadata.
+        renamed: New names of placeholders.
     """
     nodes = {node.name: node for node in program.graph.nodes}
     held = {
@@ -49,7 +67,8 @@ def build_module(
     for node in user:
         # Numbers and strings are constants of the signature; the graph does not read them.
         if isinstance(node.meta.get("val"), torch.Tensor):
-            copied[node] = graph.create_node("placeholder", node.name, name=node.name)
+            name = renamed.get(node.name, node.name)
+            copied[node] = graph.create_node("placeholder", name, name=name)
     made: dict[str, Node] = {}
     for node in placeholders:
         if node in live and node not in copied:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from keyword import iskeyword
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from qfuse.ir.graph.memory import address_of
+from qfuse.ir.graph.memory import address_of, span_of
+from qfuse.ir.sizes import Size
 
 _INDEX = re.compile(r"\['?([^'\]]+)'?\]|\.([A-Za-z_]\w*)")
-_REGISTRIES = ("_modules", "_parameters", "_buffers", "__dict__", "_modules_dict")
+_REGISTRIES = frozenset({"_modules", "_parameters", "_buffers", "__dict__", "_modules_dict"})
 
 
 @contextmanager
@@ -42,25 +42,44 @@ def memory_id(value: torch.Tensor) -> int | None:
     return int(value.untyped_storage()._cdata)
 
 
-def addresses_of(value: Any) -> set[int]:
-    """Return the addresses of the memory of a tensor, or of the tensors that it is made of."""
+def spans_of(value: Any) -> list[tuple[int, int]]:
+    """Return the address ranges of a tensor, or of the tensors that it is made of."""
     if is_traceable_wrapper_subclass(value):
         names, _ = value.__tensor_flatten__()
-        parts = (addresses_of(getattr(value, name)) for name in names)
-        return {address for part in parts for address in part}
-    return {address_of(value)} - {0}
+        return [span for name in names for span in spans_of(getattr(value, name))]
+    return [span_of(value)] if address_of(value) else []
 
 
-def symbol_of(size: object) -> Any | None:
-    """Return the SymPy symbol that a size is; ``None`` for a number and for an expression."""
-    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-        return size.node.expr
-    return None
+def size_text(size: Size) -> str:
+    """Return a size as an expression over symbols, in the syntax of Python."""
+    from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415
+
+    return str(size) if isinstance(size, int) else PythonPrinter().doprint(size.node.expr)
 
 
-def expression_of(size: torch.SymInt) -> Any:
-    """Return the SymPy expression of a size."""
-    return size.node.expr
+def symbols_of(size: Size) -> set[str]:
+    """Return the symbols that a size depends on."""
+    return set() if isinstance(size, int) else {str(s) for s in size.node.expr.free_symbols}
+
+
+def example_size(size: Size) -> int:
+    """Return a size in the example, all of whose symbols are sizes of inputs."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def sizes_of_inputs(placeholders: Sequence[Node]) -> dict[str, tuple[int, int | None]]:
+    """Return the position and axis of the input that has each size that varies, by its expression.
+
+    No axis means that the input is the size itself.
+    """
+    found: dict[str, tuple[int, int | None]] = {}
+    for position, node in enumerate(placeholders):
+        value = traced_value(node)
+        axes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
+        for axis, size in axes:
+            if isinstance(size, torch.SymInt):
+                found.setdefault(size_text(size), (position, axis))
+    return found
 
 
 def attribute_name(node: Node) -> str:
@@ -69,10 +88,12 @@ def attribute_name(node: Node) -> str:
 
 
 def input_name(node: Node) -> str:
-    """Return the name of an input in the user's code: ``x`` for ``L['x']``, ``d_k`` for ``d.k``."""
-    name = "_".join(a or b for a, b in _INDEX.findall(_source_name(node)))
-    allowed = name.isidentifier() and not iskeyword(name) and name != "self"
-    return name if allowed else node.name
+    """Return the name of an input in the user's code: ``x``, or ``cache_k`` for ``cache["k"]``."""
+    first, *rest = [a or b for a, b in _INDEX.findall(_source_name(node))] or [""]
+    # The first part may be the local variable that holds the module.
+    parts = rest if first == "self" or not _REGISTRIES.isdisjoint(rest) else [first, *rest]
+    name = "_".join(part for part in parts if part not in _REGISTRIES)
+    return name if name.isidentifier() and name != "self" else node.name
 
 
 def _source_name(node: Node) -> str:

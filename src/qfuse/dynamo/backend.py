@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from threading import Lock
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from torch.fx import GraphModule
 
 from qfuse import api
 from qfuse.dynamo._dynamo_api import (
-    addresses_of,
     current_compilation,
     input_name,
     outside_tracing,
+    spans_of,
     traced_module,
     version_of,
 )
@@ -172,15 +173,19 @@ class _Code:
 
     def overlap(self, inputs: Sequence[Any]) -> bool:
         """Whether an input shares memory with a weight, and the code writes one of them."""
-        states = _addresses(tensor for _, tensor, version in self.weights if version is None)
-        if states and not states.isdisjoint(_addresses(inputs[at] for at in self.bound.keep)):
+        states = _spans(tensor for _, tensor, version in self.weights if version is None)
+        if states and _meet(states, _spans(inputs[at] for at in self.bound.keep)):
             return True
-        written = _addresses(inputs[at] for at in self.written)
-        return bool(written) and not written.isdisjoint(_addresses(w for _, w, _ in self.weights))
+        written = _spans(inputs[at] for at in self.written)
+        return bool(written) and _meet(written, _spans(w for _, w, _ in self.weights))
 
 
-def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    return {address for tensor in tensors for address in addresses_of(tensor)}
+def _spans(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [span for tensor in tensors for span in spans_of(tensor)]
+
+
+def _meet(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    return any(low < end and start < high for low, high in spans for start, end in others)
 
 
 class _CompiledGraph:
@@ -197,7 +202,8 @@ class _CompiledGraph:
         self._request = request
         self._owner = owner
         self._compilations = 0
-        self._told = False
+        self._told: set[str] = set()
+        self._compiling = Lock()
         self._loose: set[int] = set()
         self._results = Results.of(source.graph)
         self._code: _Code | None = self._compile(example)
@@ -210,7 +216,7 @@ class _CompiledGraph:
         # Dynamo does not guard on weights, and the code holds them in another layout.
         changed = code.changed(inputs)
         if changed:
-            code = self._code = self._again(inputs, changed)
+            code = self._again(inputs)
             if code is None:
                 return self._source.forward(*inputs)
         if code.overlap(inputs):
@@ -223,8 +229,8 @@ class _CompiledGraph:
         return made if self._results.is_plain else self._results.after(made, inputs)
 
     def _eagerly(self, why: str, inputs: Sequence[Any]) -> Any:
-        if not self._told:
-            self._told = True
+        if why not in self._told and len(self._told) < _MOST:
+            self._told.add(why)
             _run_eagerly(f"a call runs eagerly: {why}", self._owner)
         return self._source.forward(*inputs)
 
@@ -238,8 +244,16 @@ class _CompiledGraph:
         JOURNAL.add(replace(report, facts=facts), self._owner)
         return code
 
-    def _again(self, inputs: Sequence[Any], changed: Sequence[int]) -> _Code | None:
-        """Compile for weights that were changed or replaced; give up after a few times."""
+    def _again(self, inputs: Sequence[Any]) -> _Code | None:
+        """Return code for weights that were changed or replaced; give up after a few times."""
+        with self._compiling:
+            # Another thread may have compiled for them meanwhile.
+            changed = self._code.changed(inputs) if self._code is not None else ()
+            if changed:
+                self._code = self._recompiled(inputs, changed)
+            return self._code
+
+    def _recompiled(self, inputs: Sequence[Any], changed: Sequence[int]) -> _Code | None:
         # A buffer that another graph of the model writes will change again.
         self._loose |= {at for at in changed if not isinstance(inputs[at], torch.nn.Parameter)}
         if self._compilations >= _MOST:

@@ -7,7 +7,7 @@ that, or of the inputs, after each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,10 +15,20 @@ import torch
 from torch.fx import Graph, Node
 
 from qfuse.capture.provenance import UserFiles, source_line
-from qfuse.dynamo._dynamo_api import expression_of, memory_id, symbol_of, traced_value
-from qfuse.ir.errors import CaptureError
+from qfuse.dynamo._dynamo_api import (
+    example_size,
+    memory_id,
+    size_text,
+    sizes_of_inputs,
+    symbols_of,
+    traced_value,
+)
+from qfuse.ir.errors import CaptureError, InputError
+from qfuse.ir.signature.size_expr import SizeFunction, parse_size
+from qfuse.ir.sizes import Size, axis_order
 
-_Size: TypeAlias = int | torch.SymInt
+_Sizes: TypeAlias = Mapping[str, tuple[int, int | None]]
+_Numbers: TypeAlias = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +39,42 @@ class Geometry:
         size: Its shape.
         stride: Elements between its neighbours, per axis.
         offset: Elements between the first ones of the two.
+        base_stride: The strides of the other tensor.
     """
 
-    size: tuple[_Size, ...]
-    stride: tuple[_Size, ...]
-    offset: _Size
+    size: tuple[SizeFunction, ...]
+    stride: tuple[SizeFunction, ...]
+    offset: SizeFunction
+    base_stride: tuple[SizeFunction, ...]
 
     @classmethod
-    def between(cls, view: torch.Tensor, base: torch.Tensor) -> Geometry:
-        """Return the geometry of ``view`` within ``base``."""
-        offset = view.storage_offset() - base.storage_offset()
-        return cls(tuple(view.shape), view.stride(), offset)
-
-    def of(self, base: torch.Tensor, number: Callable[[_Size], int]) -> torch.Tensor:
-        """Return the view of a tensor, itself if that is all of it.
+    def between(cls, view: torch.Tensor, base: torch.Tensor, sizes: _Sizes) -> Geometry | None:
+        """Return the geometry of ``view`` within ``base``; ``None`` if a call does not tell it.
 
         Args:
-            base: The tensor.
-            number: Returns the value of a size in this call.
+            view: A traced value.
+            base: Another one, with the same memory.
+            sizes: The sizes that a call tells.
         """
-        size, stride = [*map(number, self.size)], [*map(number, self.stride)]
-        offset = number(self.offset)
-        if not offset and tuple(size) == base.shape and tuple(stride) == base.stride():
+        bits = (base.is_conj(), base.is_neg()) == (view.is_conj(), view.is_neg())
+        offset = view.storage_offset() - base.storage_offset()
+        every = (*view.shape, *view.stride(), offset, *base.stride())
+        known = [function for size in every if (function := _function(size, sizes)) is not None]
+        if not bits or base.dtype != view.dtype or len(known) < len(every):
+            return None
+        rank = view.ndim
+        return cls(
+            tuple(known[:rank]),
+            tuple(known[rank : 2 * rank]),
+            known[2 * rank],
+            tuple(known[2 * rank + 1 :]),
+        )
+
+    def of(self, base: torch.Tensor, numbers: _Numbers) -> torch.Tensor:
+        """Return the view of a tensor, itself if that is all of it."""
+        size, stride = _values(self.size, numbers), _values(self.stride, numbers)
+        offset = int(self.offset(numbers))
+        if not offset and size == base.shape and stride == base.stride():
             return base
         return base.as_strided(size, stride, base.storage_offset() + offset)
 
@@ -77,14 +101,12 @@ class Results:
     Attributes:
         returned: The nodes that the compiled form returns.
         results: The results of the graph.
-        strides: Of what the compiled form returns and results are views of, by position.
-        sizes: Input and axis of each symbol of a size; no axis if the input is the size itself.
+        sizes: Input and axis of each size that varies; no axis if the input is the size itself.
     """
 
     returned: tuple[Any, ...]
     results: tuple[_Result, ...]
-    strides: Mapping[int, tuple[_Size, ...]]
-    sizes: Mapping[object, tuple[int, int | None]]
+    sizes: _Sizes
 
     @classmethod
     def of(cls, graph: Graph) -> Results:
@@ -94,36 +116,34 @@ class Results:
             CaptureError: One of them is a view in another dtype, or its size is unknown before the
                 call.
         """
-        owners = _owners(graph)
         outputs = graph.output_node().args[0]
         assert isinstance(outputs, (tuple, list)), "Dynamo returns a tuple"
+        placeholders = graph.find_nodes(op="placeholder")
+        inputs = {node: i for i, node in enumerate(placeholders)}
+        owners = _owners(graph)
         memory = [_memory(node) for node in outputs]
+        sizes = sizes_of_inputs(placeholders)
         returned: dict[Any, int] = {}
         results = []
-        strides: dict[int, tuple[_Size, ...]] = {}
-        sizes = _sizes(graph)
-        inputs = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
         for node, own in zip(outputs, memory, strict=True):
-            owner = owners.get(own, node)
-            is_input = owner in inputs
+            origin = _origin(node)
+            is_input = origin in inputs
+            owner = origin if is_input else owners.get(own, node)
             if own is None or (owner is node and not is_input):
                 results.append(_Result(returned.setdefault(node, len(returned))))
                 continue
             base, view = traced_value(owner), traced_value(node)
-            made = Geometry.between(view, base)
-            # A view of what nothing else returns may be a copy, but code may rely on its strides.
-            known = _is_known(base, view, made, sizes)
+            made = Geometry.between(view, base, sizes)
+            # What nothing else shares may be a copy, unless code may rely on the strides of a part.
             alone = not is_input and memory.count(own) == 1
-            if alone and (not known or _elements(view) == _elements(base)):
+            if alone and (made is None or _is_dense(view)):
                 results.append(_Result(returned.setdefault(node, len(returned))))
                 continue
-            if not known:
+            if made is None:
                 raise _unknown_view(node, base, view)
             at = inputs[owner] if is_input else returned.setdefault(owner, len(returned))
-            if not is_input:
-                strides[at] = base.stride()
             results.append(_Result(at, is_input, made))
-        return cls(tuple(returned), tuple(results), strides, sizes)
+        return cls(tuple(returned), tuple(results), sizes)
 
     @property
     def is_plain(self) -> bool:
@@ -139,25 +159,19 @@ class Results:
             made: What the compiled form returned.
             inputs: The inputs of the graph.
         """
-
-        def number(size: _Size) -> int:
-            if isinstance(size, int):
-                return size
-            expression = expression_of(size)
-            known = {
-                symbol: inputs[at] if axis is None else inputs[at].shape[axis]
-                for symbol, (at, axis) in self.sizes.items()
-                if symbol in expression.free_symbols
-            }
-            return int(expression.xreplace(known))
-
+        numbers = {
+            text: inputs[at] if axis is None else inputs[at].shape[axis]
+            for text, (at, axis) in self.sizes.items()
+        }
         tensors = list(made)
-        for position, stride in self.strides.items():
-            tensors[position] = _laid_out(tensors[position], tuple(map(number, stride)))
+        for result in self.results:
+            if result.view is not None and not result.is_input:
+                stride = _values(result.view.base_stride, numbers)
+                tensors[result.position] = _laid_out(tensors[result.position], stride)
         results = []
         for result in self.results:
             base = (inputs if result.is_input else tensors)[result.position]
-            results.append(base if result.view is None else result.view.of(base, number))
+            results.append(base if result.view is None else result.view.of(base, numbers))
         return tuple(results)
 
 
@@ -166,8 +180,28 @@ def _memory(node: Any) -> int | None:
     return memory_id(value) if isinstance(value, torch.Tensor) else None
 
 
+def _origin(node: Any) -> Any:
+    """Return where the chain of views and writes that leads to a result begins.
+
+    Inputs that share memory in the example need not share it in a call, so the graph tells which
+    of them a result is a view of.
+    """
+    own = _memory(node)
+    while own is not None:
+        sources = []
+        for source in node.all_input_nodes:
+            # The results of ops such as `chunk` are items of one node.
+            has_items = isinstance(traced_value(source), (tuple, list))
+            sources += [source, *source.all_input_nodes] if has_items else [source]
+        source = next((source for source in sources if _memory(source) == own), None)
+        if source is None:
+            break
+        node = source
+    return node
+
+
 def _owners(graph: Graph) -> dict[int | None, Node]:
-    """Return the first node with each memory: an input, or an op that made it."""
+    """Return the first node with each memory."""
     owners: dict[int | None, Node] = {}
     for node in graph.nodes:
         if node.op != "output":
@@ -176,35 +210,25 @@ def _owners(graph: Graph) -> dict[int | None, Node]:
     return owners
 
 
-def _sizes(graph: Graph) -> dict[object, tuple[int, int | None]]:
-    found: dict[object, tuple[int, int | None]] = {}
-    for position, node in enumerate(graph.find_nodes(op="placeholder")):
-        value = traced_value(node)
-        axes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(None, value)]
-        for axis, size in axes:
-            symbol = symbol_of(size)
-            if symbol is not None:
-                found.setdefault(symbol, (position, axis))
-    return found
+def _function(size: Size, sizes: _Sizes) -> SizeFunction | None:
+    """Return what computes a size from those that a call tells; ``None`` if they do not tell it."""
+    if symbols_of(size) <= sizes.keys():
+        try:
+            return parse_size(size_text(size))
+        except InputError:
+            # A function of SymPy that sizes of inputs do not need.
+            return None
+    return None
 
 
-def _is_known(
-    base: torch.Tensor,
-    view: torch.Tensor,
-    geometry: Geometry,
-    sizes: Mapping[object, tuple[int, int | None]],
-) -> bool:
-    """Whether a view can be taken of its base after a call."""
-    numbers = (*geometry.size, *geometry.stride, geometry.offset, *base.stride())
-    symbols = {
-        s for n in numbers if isinstance(n, torch.SymInt) for s in expression_of(n).free_symbols
-    }
-    of_one_kind = (
-        base.dtype == view.dtype
-        and base.is_conj() == view.is_conj()
-        and base.is_neg() == view.is_neg()
-    )
-    return of_one_kind and symbols <= sizes.keys()
+def _values(functions: Sequence[SizeFunction], numbers: _Numbers) -> tuple[int, ...]:
+    return tuple(int(function(numbers)) for function in functions)
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether the example's elements leave no gaps; sizes that vary were 2 or more there."""
+    shape, strides = [*map(example_size, value.shape)], [*map(example_size, value.stride())]
+    return axis_order(shape, strides) is not None
 
 
 def _unknown_view(node: Node, base: torch.Tensor, view: torch.Tensor) -> CaptureError:
@@ -214,11 +238,6 @@ def _unknown_view(node: Node, base: torch.Tensor, view: torch.Tensor) -> Capture
         where=source_line(node.meta.get("stack_trace"), UserFiles()),
         fix="return a copy: .clone()",
     )
-
-
-def _elements(tensor: torch.Tensor) -> object:
-    count: _Size = tensor.numel()
-    return count if isinstance(count, int) else expression_of(count)
 
 
 def _laid_out(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

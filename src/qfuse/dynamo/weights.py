@@ -17,6 +17,9 @@ from qfuse.dynamo._dynamo_api import (
     input_name,
     is_static,
     plain_path,
+    size_text,
+    sizes_of_inputs,
+    traced_value,
 )
 from qfuse.ir.errors import CaptureError
 
@@ -75,15 +78,16 @@ def bind_weights(
             attributes[name] = value.detach() if value.requires_grad else value
         else:
             keep.append(position)
-            name = input_name(node)
-            free = name not in {copies[placeholders[i]].target for i in keep[:-1]}
-            copies[node] = graph.placeholder(name if free else node.name)
+            copies[node] = graph.create_node("placeholder", node.name, name=input_name(node))
+            # Names are unlike each other, and none hides what the generated code means by it.
+            copies[node].target = copies[node].name
             copies[node].meta = dict(node.meta)
     for name, position in held.items():
         copies[placeholders[position]] = graph.get_attr(name)
+    kept = [placeholders[i] for i in keep]
     for node in sizes:
         if node.users:
-            copies[node] = _size(node, [placeholders[i] for i in keep], copies, graph)
+            copies[node] = _size(node, kept, copies, graph)
     for node in source.graph.nodes:
         if node.op in {"placeholder", "output"}:
             continue
@@ -92,7 +96,6 @@ def bind_weights(
         if node.op in {"get_attr", "call_module"}:
             attributes[str(node.target)] = _attribute(source, str(node.target))
     graph.output(tuple(copies[node] if isinstance(node, Node) else node for node in returned))
-    kept = [placeholders[i] for i in keep]
     return BoundGraph(
         GraphModule(attributes, graph, class_name="DynamoGraph"),
         tuple(example[i] for i in keep),
@@ -117,14 +120,16 @@ def _refuse_control_flow(graph: Graph) -> None:
 
 def _size(node: Node, tensors: Sequence[Node], copies: dict[Node, Node], graph: Graph) -> Node:
     """Return the node of a size, taken from the tensor that has it."""
-    symbol: Any = node.meta.get("example_value")
-    for tensor in tensors:
-        for axis, size in enumerate(tensor.meta["example_value"].shape):
-            symbolic = isinstance(size, torch.SymInt) and isinstance(symbol, torch.SymInt)
-            if symbolic and size.node.expr == symbol.node.expr:
-                return graph.call_function(torch.ops.aten.sym_size.int, (copies[tensor], axis))
+    size = traced_value(node)
+    found = (
+        sizes_of_inputs(tensors).get(size_text(size)) if isinstance(size, torch.SymInt) else None
+    )
+    if found is not None:
+        return graph.call_function(
+            torch.ops.aten.sym_size.int, (copies[tensors[found[0]]], found[1])
+        )
     raise CaptureError(
-        f"the graph takes {node.name}, a number that varies and is not the size of a tensor",
+        f"the graph takes {input_name(node)}, a number that varies and is not the size of a tensor",
         fix="pass it as a tensor, or give it one value",
     )
 
@@ -138,7 +143,7 @@ def _modules_of(node: Node) -> dict[str, Any]:
 
 
 def _dynamic_axes(node: Node) -> dict[int, Any]:
-    shape = node.meta["example_value"].shape
+    shape = traced_value(node).shape
     return {axis: Dim.AUTO for axis, size in enumerate(shape) if isinstance(size, torch.SymInt)}
 
 

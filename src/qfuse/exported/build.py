@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 from qfuse.ir.errors import BackendError
 from qfuse.ir.graph import stage_graph
 from qfuse.ir.graph.stage_graph import LoweredGraph
-from qfuse.ir.sizes import axis_order
+from qfuse.ir.sizes import axis_order, inverse
 
 aten = torch.ops.aten
 _OPERATORS = {
@@ -203,10 +203,9 @@ class _Builder:
             order = axis_order(shape, spec.strides)
         if order is None or axis_order(shape, have) == order:
             return node
-        back = [order.index(axis) for axis in range(len(order))]
         turned = self._call(aten.permute.default, node, list(order))
         dense = self._call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-        return self._call(aten.permute.default, dense, back)
+        return self._call(aten.permute.default, dense, list(inverse(order)))
 
     def _size(self, tree: ast.expr) -> Node:
         """Return the node of an expression over the sizes of inputs."""

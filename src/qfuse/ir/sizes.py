@@ -127,3 +127,8 @@ def axis_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...] 
     if real == sorted(real):
         return tuple(range(len(shape)))
     return (*(a for a, n in enumerate(shape) if n == 1), *real)
+
+
+def inverse(order: Sequence[int]) -> tuple[int, ...]:
+    """Return the permutation that undoes ``order``: the position of each axis in it."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))

@@ -26,7 +26,7 @@ from qfuse.ir.graph.schema import overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, SymbolRange
 from qfuse.ir.memory_formats import format_of
 from qfuse.ir.ops.views import result_of, tensor_of
-from qfuse.ir.sizes import axis_order, is_row_major, same_shape, same_strides
+from qfuse.ir.sizes import axis_order, inverse, is_row_major, same_shape, same_strides
 from qfuse.rewrite.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -333,7 +333,7 @@ def cloned_in_order(made: Node, order: Sequence[int], rw: Rewriter) -> Node:
     """Copy ``made`` to dense memory that has its axes in ``order``."""
     turned = rw.call(aten.permute.default, made, list(order))
     dense = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-    return rw.call(aten.permute.default, dense, [order.index(axis) for axis in range(len(order))])
+    return rw.call(aten.permute.default, dense, list(inverse(order)))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from qfuse.ir.graph.stage_graph import (
     SymbolRange,
 )
 from qfuse.ir.signature._tree_api import structure
-from qfuse.ir.sizes import Size, same_size
+from qfuse.ir.sizes import Size, inverse, same_size
 from qfuse.testing._fake_api import declare_range, fake_constant, is_fixed, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
@@ -64,7 +64,7 @@ class GraphBuilder:
         sizes = [self._hint(s) for s in shape]
         axes = tuple(range(len(sizes)) if order is None else order)
         stored = torch.empty([sizes[axis] for axis in axes], dtype=dtype)
-        real = stored.permute([axes.index(axis) for axis in range(len(axes))])
+        real = stored.permute(inverse(axes))
         node = self.graph.placeholder(name)
         node.meta["val"] = self._fake_input(real, shape)
         for size, given in zip(node.meta["val"].shape, shape, strict=True):

@@ -22,6 +22,7 @@ Function = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 FUNCTIONS: dict[str, Function] = {
     "amax": lambda x: (x.amax(1), x.amax((0, 2), keepdim=True), x.amax()),
     "amin": lambda x: (x.amin(1), x.amin((0, 2), keepdim=True), x.amin()),
+    "any": lambda x: ((x // 30).any(1), (x // 40).any(), (x // 50).any((0, 2), keepdim=True)),
     "aminmax": lambda x: (*x.aminmax(dim=-1, keepdim=True), *x.aminmax()),
     "arg": lambda x: (x.argmax(-1), x.argmin(1, keepdim=True), x.argmax(), x.argmin()),
     "max": lambda x: (x.max(), x.max(-1).values, *x.max(1, keepdim=True)),

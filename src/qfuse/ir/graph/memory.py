@@ -16,6 +16,17 @@ def address_of(value: torch.Tensor) -> int:
     return value.untyped_storage().data_ptr()
 
 
+def span_of(value: torch.Tensor) -> tuple[int, int]:
+    """Return the address range of the elements of ``value``; empty for empty and meta tensors."""
+    start = 0 if value.is_meta else value.data_ptr()
+    if value.numel() == 0 or start == 0:
+        return 0, 0
+    if value.is_contiguous():
+        return start, start + value.nbytes
+    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    return start, start + (last + 1) * value.element_size()
+
+
 def write_values(
     targets: Sequence[torch.Tensor], sources: Sequence[int], values: Sequence[Any]
 ) -> list[Any]:

@@ -14,7 +14,7 @@ from qfuse.ir.movement.base import Moved, Movement, Mover, keep, squeezed, unsqu
 from qfuse.ir.quant.block import covers, fill_ones, view_block
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import Size, same_size
+from qfuse.ir.sizes import Size, inverse, same_size
 
 
 class Copy(Movement):
@@ -116,7 +116,7 @@ class Permute(Movement):
 
     def backward(self, block: Block) -> Moved:
         """Permute them back."""
-        return _permuted(block, tuple(self.dims.index(axis) for axis in range(len(self.dims))))
+        return _permuted(block, inverse(self.dims))
 
     def apply(self, mover: Mover, value: Any) -> Any:
         """Permute another value."""

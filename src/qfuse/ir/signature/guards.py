@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from qfuse.ir.errors import InputError
+from qfuse.ir.graph.memory import span_of
 from qfuse.ir.graph.stage_graph import InputSpec, Signature, SymbolRange
 from qfuse.ir.signature._tree_api import is_fake_tensor, is_subclass
 from qfuse.ir.signature.bind import same_constant
 from qfuse.ir.signature.size_expr import SizeFunction, parse_size
+from qfuse.ir.sizes import inverse
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -158,7 +160,7 @@ class Guards:
         """
         # In the order of their start, an input overlaps an earlier one exactly if it starts before
         # the furthest end so far. Inputs that are only read may overlap each other.
-        spans = sorted((*_span(leaves[guard.index]), guard.index) for guard in self._tensors)
+        spans = sorted((*span_of(leaves[guard.index]), guard.index) for guard in self._tensors)
         last = last_written = (0, -1)
         for low, high, index in spans:
             written = index in self._written
@@ -332,17 +334,5 @@ def _ordered(value: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor
     value = value.resolve_conj().resolve_neg()
     if order is None:
         return value.contiguous()
-    # The inverse permutation: the axes return to their places, and the strides follow `order`.
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return value.permute(order).contiguous().permute(back)
-
-
-def _span(value: torch.Tensor) -> tuple[int, int]:
-    """Return the address range of ``value``; empty for empty and meta tensors."""
-    start = 0 if value.is_meta else value.data_ptr()
-    if value.numel() == 0 or start == 0:
-        return 0, 0
-    if value.is_contiguous():
-        return start, start + value.nbytes
-    last = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
-    return start, start + (last + 1) * value.element_size()
+    # The axes return to their places, and the strides follow `order`.
+    return value.permute(order).contiguous().permute(inverse(order))

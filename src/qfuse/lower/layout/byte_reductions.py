@@ -15,7 +15,8 @@ from qfuse.ir.aten import aten
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.schema import arguments, is_call, overload_of
 from qfuse.ir.graph.stage_graph import CLAIM_META
-from qfuse.ir.ops.views import node_of
+from qfuse.ir.ops.views import dtype_of, node_of
+from qfuse.lower.operands.checks import typed
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 from qfuse.rewrite.session import RewriteSession
 
@@ -37,10 +38,12 @@ _SUMS: tuple[OpOverload, ...] = (
     aten.sum.default,
     aten.sum.dim_IntList,
 )
+# Of uint8 they give uint8; Inductor's code gives a bool.
+_ANY: tuple[OpOverload, ...] = (aten.any.default, aten.any.dim, aten.any.dims)
 
 
 def widen_byte_reductions(session: RewriteSession) -> None:
-    """Reduce 8-bit integers as int32; a compiler fuses the casts into the loop of the reduction.
+    """Reduce 8-bit integers as int32, or as bool; a compiler fuses the casts into the loop.
 
     Ops that a backend claimed stay as they are.
     """
@@ -54,12 +57,8 @@ def widen_byte_reductions(session: RewriteSession) -> None:
 def _dtype(node: Node) -> torch.dtype | None:
     """Return the dtype that a reduction computes in, ``None`` for other nodes."""
     if is_call(node, *_SELECTIONS):
-        dtype: torch.dtype = node_of(arguments(node)["self"]).meta["val"].dtype
-    elif is_call(node, *_SUMS):
-        dtype = node.meta["val"].dtype
-    else:
-        return None
-    return dtype
+        return dtype_of(node_of(arguments(node)["self"]))
+    return dtype_of(node) if is_call(node, *_SUMS, *_ANY) else None
 
 
 class _Widen:
@@ -73,10 +72,11 @@ class _Widen:
         node, op = self._node, overload_of(self._node)
         assert op is not None, "a reduction is an op"
         settings = dict(arguments(node))
-        x = _cast(node_of(settings.pop("self")), self._dtype, rw)
+        x = typed(node_of(settings.pop("self")), self._dtype, rw)
         if "dtype" in settings:
             settings["dtype"] = torch.int32
-        wide = rw.call(op, _cast(x, torch.int32, rw), **settings)
+        within = torch.bool if is_call(node, *_ANY) else torch.int32
+        wide = rw.call(op, typed(x, within, rw), **settings)
         if isinstance(node.meta["val"], torch.Tensor):
             rw.replace(node, self._narrowed(wide, node, rw))
             return
@@ -88,8 +88,4 @@ class _Widen:
 
     def _narrowed(self, wide: Node, old: Node, rw: Rewriter) -> Node:
         """Return a result in its dtype; indices have it already."""
-        return _cast(wide, old.meta["val"].dtype, rw)
-
-
-def _cast(x: Node, dtype: torch.dtype, rw: Rewriter) -> Node:
-    return x if x.meta["val"].dtype is dtype else rw.call(aten._to_copy.default, x, dtype=dtype)
+        return typed(wide, dtype_of(old), rw)

@@ -14,7 +14,7 @@ from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import same_size, same_strides
+from qfuse.ir.sizes import inverse, same_size, same_strides
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.problems.conditions import refusal_in
 from qfuse.lower.problems.convolution import ConvolutionProblem
@@ -164,10 +164,9 @@ def with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
     # No memory format says that the channels of an unbatched image, or of a row, are adjacent.
     for channels in range(was.dim() - 1):
         order = [axis for axis in range(was.dim()) if axis != channels] + [channels]
-        back = [order.index(axis) for axis in range(was.dim())]
         turned = rw.call(aten.permute.default, new, order)
         rows = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-        copy = rw.call(aten.permute.default, rows, back)
+        copy = rw.call(aten.permute.default, rows, list(inverse(order)))
         if same_strides(was, tensor_of(copy)):
             return copy
     raise RewriteError("the kernel's result cannot have the strides of the source's")

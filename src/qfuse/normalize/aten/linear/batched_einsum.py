@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
-from qfuse.ir.sizes import Size, is_row_major, same_size
+from qfuse.ir.sizes import Size, inverse, is_row_major, same_size
 from qfuse.normalize.aten.linear.einsums import no_weight, weighted_einsum
 from qfuse.rewrite.prelude import (
     Exactness,
@@ -89,7 +89,7 @@ class SpellBatchedEinsum(Rule[BatchedEinsumSite]):
         turn = tuple(map(read.of_x.index, (batch, rows, summed)))
         order = tuple(map(read.of_weight.index, (batch, summed, features)))
         back = tuple(map((batch, rows, features).index, result))
-        if not is_row_major(tensor_of(node).permute([back.index(axis) for axis in _IN_ORDER])):
+        if not is_row_major(tensor_of(node).permute(inverse(back))):
             text = "the strides {} of the result are not those of bmm"
             return Miss(MissCode.SHAPE, node, text, tensor_of(node).stride(), progress=2)
         return BatchedEinsumSite(node, x, weight, turn, order, back)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from string import ascii_letters
 from typing import ClassVar
 
 from qfuse.ir.ops.views import dtype_of, shape_of, tensor_of
-from qfuse.ir.sizes import is_row_major, same_shape
+from qfuse.ir.sizes import inverse, is_row_major, same_shape
 from qfuse.normalize.aten.linear.einsums import no_weight, weighted_einsum
 from qfuse.normalize.aten.linear.weights import call_linear
 from qfuse.rewrite.prelude import (
@@ -98,7 +97,7 @@ class SpellWideEinsum(Rule[WideEinsumSite]):
             text = "an axis of one element is broadcast: {}, {}"
             details = tuple(shape_of(x)), tuple(sizes)
             return Miss(MissCode.SHAPE, node, text, *details, progress=2)
-        if not is_row_major(tensor_of(node).permute(_inverse(back))):
+        if not is_row_major(tensor_of(node).permute(inverse(back))):
             text = "the strides {} of the result are not those of a linear"
             return Miss(MissCode.SHAPE, node, text, tensor_of(node).stride(), progress=2)
         return WideEinsumSite(node, x, turn, weight, order, summed, back)
@@ -149,7 +148,3 @@ def _orders(
     turn = tuple(x.index(name) for name in (*lead, *ends))
     order = tuple(weight.index(name) for name in (*features, *ends))
     return turn, order, len(ends), tuple(map(memory.index, result))
-
-
-def _inverse(order: Sequence[int]) -> list[int]:
-    return [order.index(axis) for axis in range(len(order))]
