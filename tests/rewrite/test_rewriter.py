@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from qfuse.ir.errors import RewriteError
 from qfuse.ir.graph.stage_graph import MODULE_META, RULE_META, SOURCE_META, NormalGraph
@@ -45,6 +46,34 @@ def state(program: NormalGraph) -> list[Any]:
         (n, n.op, n.target, n.args, dict(n.kwargs), dict(n.meta), set(n.users))
         for n in program.graph.nodes
     ]
+
+
+def test_a_call_that_would_fix_a_size_is_refused() -> None:
+    case = Case()
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(int(x.shape[0]))
+
+    with pytest.raises(RuntimeError, match=r"it would fix a size that may vary \(s\w+\)"):
+        case.editor.infer(rows, (case.x,), {})
+
+    assert not is_concrete_int(case.x.meta["val"].shape[0])
+    twice = case.rw.call(aten.cat.default, [case.x, case.x])
+    assert not is_concrete_int(twice.meta["val"].shape[0])
+
+
+def test_a_composite_in_cpp_keeps_a_size_that_may_vary() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "n", 2, 5, 7)
+    anchor = b.call(aten.relu.default, x)
+    program = b.done(anchor)
+
+    rw = GraphEditor(program.module).rewriter("toy", anchor)
+    larger = rw.call(aten.upsample_nearest2d.vec, x, None, [2.0, 2.0])
+
+    rows, *others = larger.meta["val"].shape
+    assert not is_concrete_int(rows)
+    assert others == [2, 10, 14]
 
 
 def test_a_call_stands_before_the_anchor_and_has_a_value() -> None:

@@ -17,6 +17,7 @@ from qfuse.ir.errors import RewriteError
 from qfuse.ir.graph.stage_graph import MODULE_META, RULE_META, SOURCE_META, place_of
 from qfuse.ir.graph.text import type_text
 from qfuse.ir.sizes import same_shape
+from qfuse.rewrite import _fake_api
 
 ORIGIN_META = "qfuse_origin"
 """Meta key: names of the captured nodes that a node implements."""
@@ -108,15 +109,18 @@ class GraphEditor:
         return fake
 
     def infer(self, op: Any, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Any:
-        """Return the fake result of calling ``op`` on the fake values of its arguments."""
+        """Return the fake result of calling ``op`` on the fake values of its arguments.
+
+        Raises:
+            FixedSizeError: The op would fix a size that may vary.
+        """
 
         def value(arg: Any) -> Any:
             return map_arg(arg, lambda n: n.meta["val"])
 
         if self._fake_mode is None:
             return op(*value(args), **value(kwargs))
-        with self._fake_mode, torch.no_grad():
-            return op(*value(args), **value(kwargs))
+        return _fake_api.infer(op, value(args), value(kwargs), self._fake_mode)
 
     def erase_dead(self, roots: Iterable[Node]) -> tuple[list[Node], list[Node]]:
         """Erase those of ``roots`` without users, and the operands that only they used.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch._ops import OpOverload
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from qfuse.ir.errors import VerifyError
 from qfuse.ir.graph.stage_graph import (
@@ -54,6 +55,7 @@ def verify(program: StageGraph) -> None:
     program.graph.lint()
     for node in program.graph.nodes:
         verify_node(node, spec)
+    _verify_sizes(program)
     _verify_output(program)
 
 
@@ -99,6 +101,16 @@ def _verify_constant(node: Node) -> None:
         return
     if tuple(value.shape) != tuple(fake.shape) or value.dtype != fake.dtype:
         raise _broken(node, f"its value is {value.dtype}{tuple(value.shape)}, its meta says {fake}")
+
+
+def _verify_sizes(program: StageGraph) -> None:
+    """Check that the sizes that may vary are still symbols: an op may read one as a number."""
+    shapes = {spec.placeholder: spec.shape for spec in program.signature.inputs}
+    for node in program.graph.find_nodes(op="placeholder"):
+        sizes = zip(shapes.get(str(node.target), ()), node.meta["val"].shape, strict=False)
+        for axis, (symbol, size) in enumerate(sizes):
+            if isinstance(symbol, str) and is_concrete_int(size):
+                raise _broken(node, f"its size in axis {axis} may vary, and became {int(size)}")
 
 
 def _verify_output(program: StageGraph) -> None:

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate, map_arg
 
+from qfuse.rewrite._fake_api import keep_sizes
 from qfuse.rewrite.prelude import Node, Rewriter
 
 # A template takes some kilobytes: ATen calls without values, and their literals.
@@ -150,7 +151,7 @@ def _ambient(values: Sequence[torch.Tensor]) -> Hashable:
 def _trace(run: Callable[..., object], values: Sequence[torch.Tensor]) -> Template:
     # Pre-dispatch tracing keeps a linear a linear: the same call returns the same bits, and its
     # decomposition squeezes a temporary in place for inputs of one axis.
-    with torch.no_grad():
+    with torch.no_grad(), keep_sizes(values):
         # The trace knows tensors by identity.
         distinct = [value.detach() for value in values]
         traced: GraphModule = make_fx(run, pre_dispatch=True)(*distinct)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.constants import constant_value, number_of
 from qfuse.ir.ops.views import dtype_of, node_of, result_of
@@ -63,7 +63,7 @@ def least_of(value: object) -> float:
 
 
 def _is_inverse_of_zero(node: Node) -> bool:
-    a = arguments(node) if node.op == "call_function" else {}
+    a = arguments(node) if overload_of(node) is not None else {}
     if is_call(node, aten.reciprocal.default):
         return not _least(a["self"], _DEPTH) > 0
     return is_call(node, aten.div.Tensor) and not _least(a["other"], _DEPTH) > 0
@@ -93,7 +93,7 @@ def _least_result(node: Node, depth: int) -> float:
     if chosen is not None:
         # Any library's op of that name has a least scale.
         return _smallest(node) if "choose_qparams" in str(chosen[0].target) else 0.0
-    a = arguments(node) if node.op == "call_function" else {}
+    a = arguments(node) if overload_of(node) is not None else {}
     if is_call(node, aten.clamp.default, aten.clamp_min.default):
         least, most = number_of(a["min"]), number_of(a.get("max"))
         return min(least or 0.0, math.inf if most is None else most)

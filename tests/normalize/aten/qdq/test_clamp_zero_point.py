@@ -128,6 +128,19 @@ def test_no_value_changes(dtype: torch.dtype, start: int, negative: str, least: 
     assert calls(program)[-1] == "aten.clamp"
 
 
+def test_the_negative_of_an_item_is_no_lowest_value() -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 8)
+    part = b.item(b.call(aten.split.Tensor, x, 4, -1), 1)
+    scale = b.arg("scale", torch.float32, "m", 1)
+    program = finish(b, _zero(b, part, scale, 3, "low"))
+
+    result = apply_rules(program, [ClampZeroPoint()])
+
+    assert result.fired == {}
+    assert [event for event in program.log.events if "failed here" in str(event)] == []
+
+
 class _Unclamped(nn.Module):
     """A linear on activations whose zero point the model does not clamp."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.ops import library as ops
 from qfuse.ir.ops.casts import cast_source
 from qfuse.ir.ops.qdq import Quantize, as_quantize
@@ -121,7 +121,7 @@ def _extreme(node: Node, kind: _Kind) -> Extreme | None:
 
 def _bounded_by_zero(node: Node, kind: _Kind) -> Node | None:
     """Return the other operand of a minimum or maximum with zero."""
-    a = arguments(node) if node.op == "call_function" else {}
+    a = arguments(node) if overload_of(node) is not None else {}
     if is_call(node, kind.bound):
         return node_of(a["self"]) if _is_zero_number(a[kind.name]) else None
     if is_call(node, aten.clamp.default):
