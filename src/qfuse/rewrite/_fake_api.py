@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 
-class FixedSizeError(RuntimeError):
+class SizeFixedError(RuntimeError):
     """An op would fix a size that may vary."""
 
 
@@ -20,7 +20,7 @@ def infer(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     """Return the fake result of ``op`` in a fake mode.
 
     Raises:
-        FixedSizeError: The op takes a size that may vary for the example's.
+        SizeFixedError: The op takes a size that may vary for the example's.
     """
     with keep_sizes(tree_leaves((args, kwargs))), mode, torch.no_grad():
         return op(*args, **kwargs)
@@ -34,24 +34,46 @@ def keep_sizes(values: Sequence[Any]) -> Iterator[None]:
     and have a decomposition in Python for symbolic ones.
 
     Raises:
-        FixedSizeError: An op fixed a size all the same; that is undone.
+        SizeFixedError: An op fixed a size all the same; that is undone.
     """
     env = next((value.fake_mode.shape_env for value in values if _is_symbolic(value)), None)
     if env is None:
         yield
         return
-    replacements, ranges = dict(env.replacements), dict(env.var_to_range)
-    with enable_python_dispatcher():
-        yield
-    fixed = [s for s, v in env.replacements.items() if v.is_number and s not in replacements]
+    before = dict(env.replacements), dict(env.var_to_range), len(env.guards)
+    try:
+        with enable_python_dispatcher():
+            yield
+    except Exception:
+        _undo(env, *before)
+        raise
+    fixed = _undo(env, *before)
+    if fixed:
+        raise SizeFixedError(f"it would fix a size that may vary ({', '.join(fixed)})")
+
+
+def _undo(
+    env: Any, replacements: Mapping[Any, Any], ranges: Mapping[Any, Any], guards: int
+) -> list[str]:
+    """Make the sizes that became numbers symbols again, and return their names."""
+    fixed = [
+        symbol
+        for symbol, value in env.replacements.items()
+        if value.is_number and not replacements.get(symbol, symbol).is_number
+    ]
     if fixed:
         env.replacements.clear()
         env.replacements.update(replacements)
         env.var_to_range.update(ranges)
-        # Forgets what was concluded from the size.
-        env._update_version_counter()
-        names = ", ".join(map(str, fixed))
-        raise FixedSizeError(f"it would fix a size that may vary ({names})")
+        del env.guards[guards:]
+        # What was concluded from them is cached, or the next call would not notice.
+        env._replacements_version_counter += 1
+        env._version_counter += 1
+        env.fake_tensor_cache.clear()
+        for method in vars(type(env)).values():
+            if hasattr(method, "cache_clear"):
+                method.cache_clear()
+    return [str(symbol) for symbol in fixed]
 
 
 def _is_symbolic(value: Any) -> bool:

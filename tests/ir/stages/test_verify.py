@@ -102,14 +102,6 @@ def other_call(kind: str, target: str) -> StageGraph:
     return program
 
 
-def a_size_became_a_number() -> StageGraph:
-    b = GraphBuilder()
-    x = b.arg("x", F32, "m", 6)
-    program = b.done(b.call(aten.neg.default, x))
-    assert int(x.meta["val"].shape[0]) > 0, "read as a number"
-    return program
-
-
 def write() -> StageGraph:
     b, x, _ = builder()
     return b.done(b.call(aten.add_.Tensor, b.call(aten.clone.default, x), x))
@@ -142,7 +134,6 @@ STRUCTURE: dict[str, tuple[Callable[[], StageGraph], str, str]] = {
         "relu",
         "call_method nodes are not allowed",
     ),
-    "a size that became a number": (a_size_became_a_number, "x", "its size in axis 0 may vary"),
     "a write": (write, "aten.add_", "it writes to its arguments"),
     "a constant of another shape": (constant_of_another_shape, "scale", r"float32\(2, 1\)"),
     "a constant of another type": (constant_of_another_type, "scale", "bfloat16"),

@@ -126,6 +126,11 @@ class SinkBelowBagLookup(Rule[BagLookupSite]):
             a["padding_idx"] = 0
         op = overload_of(site.node)
         assert op is not None, "the anchor is a call of an op"
+        if op is aten.embedding_bag.padding_idx and not isinstance(count, int):
+            # Its C++ reads the number of rows of the table, which varies here.
+            op = aten._embedding_bag.default
+            if site.padding is None:
+                a["padding_idx"] = -1  # which means none there
         made = rw.call(op, *a.values())
         for index, old in results_of(site.node).items():
             rw.replace(old, rw.item(made, index))
