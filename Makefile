@@ -32,13 +32,14 @@ BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 
+# Bytecode is compiled when a module is first imported: most modules never are.
 # What the caller's shell points Python to must not stand in for what is in the environment.
 unexport PYTHONPATH PYTHONHOME
 # Bytecode is kept: the tests start many processes, each of which would compile every module.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-torch wheel check format bench bench-kernels bench-page asan fuzz fuzz-networks replay docs clean
+.PHONY: help setup demo test test-all test-fast kernels test-torch wheel check format bench bench-kernels bench-page asan fuzz fuzz-networks replay docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,9 +52,9 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml $(CONSTRAINTS) tools/find-pyt
 	  echo "creating $(VENV) with $$python"; \
 	  "$$python" -m venv --clear $(VENV); \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "torch==$(TORCH_VERSION)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  $(addprefix --constraint ,$(CONSTRAINTS)) --editable ".[$(EXTRAS)]" --editable ./benchmarks \
 	  "torch==$(TORCH_VERSION)"
 	@rm -f $(VENV)/.installed-torch-* && touch $@
@@ -68,15 +69,14 @@ PYTEST := OMP_NUM_THREADS=1 QFUSE_TEST_ISA=$(ISA) $(BIN)/python -m pytest -n $(W
 
 # Built ahead, for every instruction set: a test has a time limit. Without a compiler the tests use
 # the kernels of torch.
-BUILD_KERNELS := $(BIN)/python -c "from qfuse import kernels; \
-  kernels.load().available and kernels.build_every_path()"
+kernels: $(STAMP) ## compile the kernels for every instruction set
+	$(BIN)/python -c "from qfuse import kernels; \
+	  kernels.load().available and kernels.build_every_path()"
 
-test: $(STAMP) ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
-	$(BUILD_KERNELS)
+test: kernels ## run the tests: the same draw for everybody (ISA=avx2: as on a lesser CPU)
 	$(PYTEST) -m "not (slow_bench or thorough)"
 
-test-all: $(STAMP) ## run these, and whole models and processes that take minutes more
-	$(BUILD_KERNELS)
+test-all: kernels ## run these, and whole models and processes that take minutes more
 	$(PYTEST) -m "not slow_bench"
 
 test-fast: $(STAMP) ## run the tests of single rules and ops: no models, no compiler, no drawing

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from qfuse.capture.provenance import UserFiles, source_line
 from qfuse.dynamo._dynamo_api import (
@@ -144,7 +145,7 @@ def _modules_of(node: Node) -> dict[str, Any]:
 
 def _dynamic_axes(node: Node) -> dict[int, Any]:
     shape = traced_value(node).shape
-    return {axis: Dim.AUTO for axis, size in enumerate(shape) if isinstance(size, torch.SymInt)}
+    return {axis: Dim.AUTO for axis, size in enumerate(shape) if not is_concrete_int(size)}
 
 
 def _free_name(name: str, taken: dict[str, Any]) -> str:

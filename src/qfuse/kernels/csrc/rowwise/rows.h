@@ -84,6 +84,20 @@ QFUSE_INLINE auto with_element(qfuse::Element type, const F& f) {
   }
 }
 
+// Adds a span of the residual to `y`. A function of its own: inlined, there would be one for each
+// pair of types.
+template <int Vectors>
+__attribute__((noinline)) void add_residual(const qfuse::RowJob& job, int64_t row,
+                                            Span<Vectors> span, Floats* y) {
+  with_element(job.residual.rows.type, [&]<qfuse::Element Type>() QFUSE_LAMBDA {
+    const Elements<Type> x(job.residual, row);
+    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
+      const Floats sum = y[v] + x.load_from(span.column + v * kLanes, count);
+      y[v] = rounded_to(job.sum_type, sum);
+    });
+  });
+}
+
 // Writes the row plus its residual to `values`, padded with zeros; returns the sum of its terms.
 template <qfuse::Element Type, bool Square>
 float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
@@ -94,15 +108,7 @@ float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
       y[v] = x.load_from(span.column + v * kLanes, count);
     });
-    if (job.residual.rows.data) {
-      with_element(job.residual.rows.type, [&]<qfuse::Element Other>() QFUSE_LAMBDA {
-        const Elements<Other> other(job.residual, row);
-        span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-          const Floats sum = y[v] + other.load_from(span.column + v * kLanes, count);
-          y[v] = rounded_to(job.sum_type, sum);
-        });
-      });
-    }
+    if (job.residual.rows.data) add_residual(job, row, span, y);
     if (job.kept_sum) {
       span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
         const int64_t at = row * job.columns + span.column + v * kLanes;
