@@ -121,7 +121,7 @@ def test_sizes_that_are_marked_need_one_graph() -> None:
 @torch.no_grad()
 def test_a_size_that_the_model_fixes_is_told_of_only_if_it_was_asked_for() -> None:
     model = quantized(Linears())
-    compiled = torch.compile(model, backend=backend, options=OPTIONS, dynamic=True)
+    compiled: Any = torch.compile(model, backend=backend, options=OPTIONS, dynamic=True)
     compiled(torch.randn(4, 32))
 
     (report,) = qfuse.reports(compiled)

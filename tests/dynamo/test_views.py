@@ -316,7 +316,7 @@ def test_names_that_generated_code_uses(name: str) -> None:
     scope: dict[str, Any] = {"where": torch.where}
     exec(f"def forward(x, {name}): return where({name} > 0, x, -1e400).relu()", scope)
     x, mask = torch.randn(4, 8), torch.randn(4, 8)
-    compiled = torch.compile(scope["forward"], backend=backend, options=OPTIONS)
+    compiled: Any = torch.compile(scope["forward"], backend=backend, options=OPTIONS)
 
     assert torch.equal(compiled(x, mask), scope["forward"](x, mask))
     assert_compiled(compiled)
