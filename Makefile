@@ -32,7 +32,6 @@ BIN   := $(VENV)/bin
 comma := ,
 STAMP := $(VENV)/.installed-torch-$(TORCH_VERSION)-$(subst $(comma),-,$(EXTRAS))
 
-# Bytecode is compiled when a module is first imported: most modules never are.
 # What the caller's shell points Python to must not stand in for what is in the environment.
 unexport PYTHONPATH PYTHONHOME
 # Bytecode is kept: the tests start many processes, each of which would compile every module.
@@ -52,9 +51,9 @@ $(STAMP): pyproject.toml benchmarks/pyproject.toml $(CONSTRAINTS) tools/find-pyt
 	  echo "creating $(VENV) with $$python"; \
 	  "$$python" -m venv --clear $(VENV); \
 	fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) "torch==$(TORCH_VERSION)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  $(addprefix --constraint ,$(CONSTRAINTS)) --editable ".[$(EXTRAS)]" --editable ./benchmarks \
 	  "torch==$(TORCH_VERSION)"
 	@rm -f $(VENV)/.installed-torch-* && touch $@
