@@ -299,15 +299,9 @@ def _conditions(
     expressions: Iterable[Any], ranges: Mapping[str, tuple[int, int | None]]
 ) -> tuple[str, ...]:
     """Return the expressions that do not follow from the declared ranges, as Python source."""
-    from torch.utils._sympy.functions import Mod, PythonMod  # noqa: PLC0415
     from torch.utils._sympy.numbers import int_oo  # noqa: PLC0415
     from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415
     from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy  # noqa: PLC0415
-
-    def remainder(of: Any, by: Any) -> Any:
-        # Such as `1 % (26 * (s0 // 2))`, which is 1.
-        x, y = bound_sympy(of, bounds), bound_sympy(by, bounds)
-        return of if x.lower >= 0 and x.upper < y.lower else Mod(of, by)
 
     printer = PythonPrinter()
     found: dict[str, None] = {}
@@ -318,12 +312,23 @@ def _conditions(
             for low, high in (ranges.get(str(symbol), (0, None)),)
         }
         # An assumption such as `s0 < 2048` follows from a declared maximum of 512.
-        value = bound_sympy(
-            expression.replace(Mod, remainder).replace(PythonMod, remainder), bounds
-        )
+        value = bound_sympy(_without_small_remainders(expression, bounds), bounds)
         if not (value.is_singleton() and value.lower):
             found[printer.doprint(expression)] = None
     return tuple(found)
+
+
+def _without_small_remainders(expression: Any, bounds: dict[Any, Any]) -> Any:
+    """Replace remainders of a smaller number: ``1 % (26 * (s0 // 2))`` is 1 from ``s0 = 2`` on."""
+    from torch.utils._sympy.functions import Mod, PythonMod  # noqa: PLC0415
+    from torch.utils._sympy.value_ranges import bound_sympy  # noqa: PLC0415
+
+    def reduced(remainder: Any) -> Any:
+        number, by = remainder.args
+        x, y = bound_sympy(number, bounds), bound_sympy(by, bounds)
+        return number if x.lower >= 0 and x.upper < y.lower else remainder
+
+    return expression.replace(lambda part: isinstance(part, (Mod, PythonMod)), reduced)
 
 
 def _failure(error: BaseException) -> BackendError:

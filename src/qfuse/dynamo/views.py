@@ -39,13 +39,11 @@ class Geometry:
         size: Its shape.
         stride: Elements between its neighbours, per axis.
         offset: Elements between the first ones of the two.
-        base_stride: The strides of the other tensor.
     """
 
     size: tuple[SizeFunction, ...]
     stride: tuple[SizeFunction, ...]
     offset: SizeFunction
-    base_stride: tuple[SizeFunction, ...]
 
     @classmethod
     def between(cls, view: torch.Tensor, base: torch.Tensor, sizes: _Sizes) -> Geometry | None:
@@ -58,17 +56,11 @@ class Geometry:
         """
         bits = (base.is_conj(), base.is_neg()) == (view.is_conj(), view.is_neg())
         offset = view.storage_offset() - base.storage_offset()
-        every = (*view.shape, *view.stride(), offset, *base.stride())
-        known = [function for size in every if (function := _function(size, sizes)) is not None]
-        if not bits or base.dtype != view.dtype or len(known) < len(every):
+        known = _functions((*view.shape, *view.stride(), offset), sizes)
+        if not bits or base.dtype != view.dtype or known is None:
             return None
         rank = view.ndim
-        return cls(
-            tuple(known[:rank]),
-            tuple(known[rank : 2 * rank]),
-            known[2 * rank],
-            tuple(known[2 * rank + 1 :]),
-        )
+        return cls(known[:rank], known[rank:-1], known[-1])
 
     def of(self, base: torch.Tensor, numbers: _Numbers) -> torch.Tensor:
         """Return the view of a tensor, itself if that is all of it."""
@@ -101,11 +93,13 @@ class Results:
     Attributes:
         returned: The nodes that the compiled form returns.
         results: The results of the graph.
+        strides: Of what the compiled form returns and results are views of, by position.
         sizes: Input and axis of each size that varies; no axis if the input is the size itself.
     """
 
     returned: tuple[Any, ...]
     results: tuple[_Result, ...]
+    strides: Mapping[int, tuple[SizeFunction, ...]]
     sizes: _Sizes
 
     @classmethod
@@ -125,6 +119,7 @@ class Results:
         sizes = sizes_of_inputs(placeholders)
         returned: dict[Any, int] = {}
         results = []
+        strides: dict[int, tuple[SizeFunction, ...]] = {}
         for node, own in zip(outputs, memory, strict=True):
             origin = _origin(node)
             is_input = origin in inputs
@@ -133,17 +128,20 @@ class Results:
                 results.append(_Result(returned.setdefault(node, len(returned))))
                 continue
             base, view = traced_value(owner), traced_value(node)
-            made = Geometry.between(view, base, sizes)
+            stride = _functions(base.stride(), sizes)
+            made = None if stride is None else Geometry.between(view, base, sizes)
             # What nothing else shares may be a copy, unless code may rely on the strides of a part.
             alone = not is_input and memory.count(own) == 1
             if alone and (made is None or _is_dense(view)):
                 results.append(_Result(returned.setdefault(node, len(returned))))
                 continue
-            if made is None:
+            if made is None or stride is None:
                 raise _unknown_view(node, base, view)
             at = inputs[owner] if is_input else returned.setdefault(owner, len(returned))
+            if not is_input:
+                strides[at] = stride
             results.append(_Result(at, is_input, made))
-        return cls(tuple(returned), tuple(results), sizes)
+        return cls(tuple(returned), tuple(results), strides, sizes)
 
     @property
     def is_plain(self) -> bool:
@@ -164,10 +162,8 @@ class Results:
             for text, (at, axis) in self.sizes.items()
         }
         tensors = list(made)
-        for result in self.results:
-            if result.view is not None and not result.is_input:
-                stride = _values(result.view.base_stride, numbers)
-                tensors[result.position] = _laid_out(tensors[result.position], stride)
+        for position, stride in self.strides.items():
+            tensors[position] = _laid_out(tensors[position], _values(stride, numbers))
         results = []
         for result in self.results:
             base = (inputs if result.is_input else tensors)[result.position]
@@ -210,15 +206,15 @@ def _owners(graph: Graph) -> dict[int | None, Node]:
     return owners
 
 
-def _function(size: Size, sizes: _Sizes) -> SizeFunction | None:
-    """Return what computes a size from those that a call tells; ``None`` if they do not tell it."""
-    if symbols_of(size) <= sizes.keys():
-        try:
-            return parse_size(size_text(size))
-        except InputError:
-            # A function of SymPy that sizes of inputs do not need.
-            return None
-    return None
+def _functions(values: Sequence[Size], sizes: _Sizes) -> tuple[SizeFunction, ...] | None:
+    """Return what computes sizes from those that a call tells; ``None`` if one is not told."""
+    if not all(symbols_of(size) <= sizes.keys() for size in values):
+        return None
+    try:
+        return tuple(parse_size(size_text(size)) for size in values)
+    except InputError:
+        # The expression of a size has a function that `parse_size` does not know.
+        return None
 
 
 def _values(functions: Sequence[SizeFunction], numbers: _Numbers) -> tuple[int, ...]:

@@ -80,7 +80,7 @@ def bind_weights(
         else:
             keep.append(position)
             copies[node] = graph.create_node("placeholder", node.name, name=input_name(node))
-            # Names are unlike each other, and none hides what the generated code means by it.
+            # FX makes names unique, and renames those that generated code uses, such as `torch`.
             copies[node].target = copies[node].name
             copies[node].meta = dict(node.meta)
     for name, position in held.items():

@@ -8,48 +8,40 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
-
-
-class SizeFixedError(RuntimeError):
-    """An op would fix a size that may vary."""
 
 
 def infer(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], mode: Any) -> Any:
     """Return the fake result of ``op`` in a fake mode.
 
     Raises:
-        SizeFixedError: The op takes a size that may vary for the example's.
+        RuntimeError: The op takes a size that may vary for the example's.
     """
-    with keep_sizes(tree_leaves((args, kwargs))), mode, torch.no_grad():
+    with keep_sizes(mode), mode, torch.no_grad():
         return op(*args, **kwargs)
 
 
 @contextmanager
-def keep_sizes(values: Sequence[Any]) -> Iterator[None]:
-    """Call ops on values as torch.export does, so that sizes that may vary stay symbols.
+def keep_sizes(mode: Any) -> Iterator[None]:
+    """Call ops on values of a fake mode, or of none, so that sizes that may vary stay symbols.
 
     Some ops, such as those of ``interpolate``, are composites in C++ that read sizes as numbers,
-    and have a decomposition in Python for symbolic ones.
+    and have a decomposition in Python for symbolic ones, which torch.export calls as well.
 
     Raises:
-        SizeFixedError: An op fixed a size all the same; that is undone.
+        RuntimeError: An op fixed a size all the same; that is undone.
     """
-    env = next((value.fake_mode.shape_env for value in values if _is_symbolic(value)), None)
-    if env is None:
+    env = None if mode is None else mode.shape_env
+    if env is None or not env.var_to_range:
         yield
         return
     before = dict(env.replacements), dict(env.var_to_range), len(env.guards)
     try:
         with enable_python_dispatcher():
             yield
-    except Exception:
-        _undo(env, *before)
-        raise
-    fixed = _undo(env, *before)
+    finally:
+        fixed = _undo(env, *before)
     if fixed:
-        raise SizeFixedError(f"it would fix a size that may vary ({', '.join(fixed)})")
+        raise RuntimeError(f"it would fix a size that may vary ({', '.join(fixed)})")
 
 
 def _undo(
@@ -74,9 +66,3 @@ def _undo(
             if hasattr(method, "cache_clear"):
                 method.cache_clear()
     return [str(symbol) for symbol in fixed]
-
-
-def _is_symbolic(value: Any) -> bool:
-    if isinstance(value, FakeTensor):
-        return bool(value._has_symbolic_sizes_strides)
-    return False

@@ -112,7 +112,7 @@ class GraphEditor:
         """Return the fake result of calling ``op`` on the fake values of its arguments.
 
         Raises:
-            SizeFixedError: The op would fix a size that may vary.
+            RuntimeError: The op would fix a size that may vary.
         """
 
         def value(arg: Any) -> Any:

@@ -274,11 +274,6 @@ def _fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return FakeTensor(mode, value, tensor.device)
 
 
-def is_fixed(size: int | torch.SymInt) -> bool:
-    """Whether a size is one number, also if that came out after it was a symbol."""
-    return isinstance(size, int) or bool(size.node.expr.is_number)
-
-
 def declare_range(size: torch.SymInt, low: int, high: int) -> None:
     """Set the range of a symbolic size; by default torch assumes two or more."""
     size.node.shape_env.var_to_range[size.node.expr] = ValueRanges(low, high)

@@ -9,7 +9,11 @@ from typing import Any, TypeVar, overload
 import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    StatelessSymbolicContext,
+    is_concrete_int,
+)
 from torch.fx.node import Argument, map_arg
 
 from qfuse.ir.events import EventLog
@@ -23,7 +27,7 @@ from qfuse.ir.graph.stage_graph import (
 )
 from qfuse.ir.signature._tree_api import structure
 from qfuse.ir.sizes import Size, inverse, same_size
-from qfuse.testing._fake_api import declare_range, fake_constant, is_fixed, new_fake_mode
+from qfuse.testing._fake_api import declare_range, fake_constant, new_fake_mode
 
 G = TypeVar("G", bound=StageGraph)
 
@@ -134,7 +138,7 @@ class GraphBuilder:
             if (node := nodes.get(spec.name)) is None:
                 continue  # erased
             for size, given in zip(node.meta["val"].shape, spec.shape, strict=True):
-                if isinstance(given, str) and is_fixed(size):
+                if isinstance(given, str) and is_concrete_int(size):
                     raise FixedSizeError(
                         f"a call read the symbolic size {given!r} as a number: it is {int(size)} "
                         "in the types of the graph, whatever the inputs are"

@@ -151,7 +151,7 @@ def _ambient(values: Sequence[torch.Tensor]) -> Hashable:
 def _trace(run: Callable[..., object], values: Sequence[torch.Tensor]) -> Template:
     # Pre-dispatch tracing keeps a linear a linear: the same call returns the same bits, and its
     # decomposition squeezes a temporary in place for inputs of one axis.
-    with torch.no_grad(), keep_sizes(values):
+    with torch.no_grad(), keep_sizes(_common_mode(values)):
         # The trace knows tensors by identity.
         distinct = [value.detach() for value in values]
         traced: GraphModule = make_fx(run, pre_dispatch=True)(*distinct)

@@ -1,4 +1,4 @@
-"""Reductions of 8-bit integers, in an integer dtype that Inductor reduces right.
+"""Reductions of 8-bit integers, in a dtype that Inductor reduces right.
 
 Inductor reduces a row with whole vectors of 8-bit integers, also where fewer were read or computed,
 as along axes of fewer than 64 elements: the least of the values 3, 4, 5 is the 0 of an unused lane.

@@ -14,11 +14,12 @@ from qfuse.ir.ops.views import QuantParams, shape_of, tensor_of
 from qfuse.ir.quant.block import covers, is_whole
 from qfuse.ir.quant.spec import Block
 from qfuse.ir.refusal import Refusal
-from qfuse.ir.sizes import inverse, same_size, same_strides
+from qfuse.ir.sizes import same_size, same_strides
 from qfuse.kernels.weight_only import GROUP_MULTIPLE
 from qfuse.lower.problems.conditions import refusal_in
 from qfuse.lower.problems.convolution import ConvolutionProblem
 from qfuse.rewrite.prelude import Node, Rewriter, aten
+from qfuse.rewrite.regions import cloned_in_order
 
 _PER_INPUT = (
     "the weight's scales run along the input channels, one each: "
@@ -164,9 +165,7 @@ def with_strides_of(old: Node, new: Node, rw: Rewriter) -> Node:
     # No memory format says that the channels of an unbatched image, or of a row, are adjacent.
     for channels in range(was.dim() - 1):
         order = [axis for axis in range(was.dim()) if axis != channels] + [channels]
-        turned = rw.call(aten.permute.default, new, order)
-        rows = rw.call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-        copy = rw.call(aten.permute.default, rows, list(inverse(order)))
+        copy = cloned_in_order(new, order, rw)
         if same_strides(was, tensor_of(copy)):
             return copy
     raise RewriteError("the kernel's result cannot have the strides of the source's")
