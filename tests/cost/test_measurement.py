@@ -283,6 +283,53 @@ def test_a_sample_and_its_rate() -> None:
     assert cold.samples == [5.0]
 
 
+class LateClock:
+    """A clock of CPU time that stands still while it is charged for stolen time.
+
+    Args:
+        seconds: By how much it advances in each run.
+    """
+
+    def __init__(self, *seconds: float) -> None:
+        self.now, self.left = 0.0, list(seconds)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self) -> None:
+        time.sleep(1e-3)
+        self.now += self.left.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sampled"),
+    [
+        ((0.0, 1.0, 2.0), 1.0),
+        ((1e-9, 0.0, 2.0), 2.0),
+        # Interrupted each time.
+        ((1e-7, 1e-4, 1e-6), 1e-4),
+    ],
+    ids=str,
+)
+def test_a_clock_that_stood_still_is_not_believed(
+    seconds: tuple[float, ...], sampled: float
+) -> None:
+    clock = LateClock(*seconds)
+    probe = Probe(clock.run, repeats=1, clock=clock)
+    probe.sample()
+
+    assert probe.samples == [pytest.approx(sampled)]
+
+
+def test_a_clock_that_does_not_run_gives_the_time_that_passed() -> None:
+    clock = LateClock(0.0, 0.0, 0.0)
+    probe = Probe(clock.run, repeats=1, clock=clock)
+    probe.sample()
+
+    assert 1e-3 <= probe.seconds() < 1.0
+    assert probe.rate() > 1.0
+
+
 def test_the_tenth_percentile() -> None:
     probe = Probe(lambda: None, samples=[float(n) for n in range(20, 0, -1)])
 

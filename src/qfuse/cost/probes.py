@@ -35,6 +35,32 @@ _FIRST_ROWS, _ROWS_STEP, _MOST_ROWS = 32, 4, 2048
 _LONG_SECONDS = 0.008
 _TRIALS = 4
 _ONE_ROW_SIDE = 2048
+# A run is repeated this often if its clock has run for a smaller part of the time.
+_ATTEMPTS, _LEAST_SHARE = 3, 0.5
+
+
+def timed(prepared: Callable[[], Callable[[], object]], clock: Clock) -> float:
+    """Return the seconds of one run, more than zero.
+
+    On a virtual machine, a thread's CPU clock excludes the time that the host has given to others,
+    and Linux subtracts it late: the clock may stand still during a later run, which is then timed
+    as too short. Such a run is repeated.
+
+    Args:
+        prepared: Returns what is timed; not timed itself.
+        clock: The clock to time it with.
+    """
+    longest = passed = 0.0
+    for _ in range(_ATTEMPTS):
+        run = prepared()
+        wall, start = time.perf_counter(), clock()
+        run()
+        seconds, passed = clock() - start, time.perf_counter() - wall
+        if seconds > _LEAST_SHARE * passed:
+            return seconds
+        longest = max(longest, seconds)
+    # Each run may have been interrupted, which the clock is right to exclude.
+    return longest or passed
 
 
 @dataclass(slots=True)
@@ -61,9 +87,8 @@ class Probe:
         if self.repeats > 1:
             self.run()
         for _ in range(self.repeats):
-            cpu, start = time.process_time(), self.clock()
-            self.run()
-            self.samples.append(self.clock() - start)
+            cpu = time.process_time()
+            self.samples.append(timed(lambda: self.run, self.clock))
             self.cpu_seconds += time.process_time() - cpu
 
     def seconds(self) -> float:

@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from qfuse import kernels
 from qfuse.cost import _torch_api
+from qfuse.cost.probes import timed
 from qfuse.cost.rates import ProductRates, RowRate
 from qfuse.cost.work import ProductKind
 from qfuse.ir.aten import aten
@@ -156,11 +157,17 @@ class TimedProduct:
         if self.first_seconds < _WARM_SECONDS:
             # Other probes have evicted everything that a model keeps in a cache.
             call(x, self._area.following(self._probe.weight_bytes))
-        numbers = [self._area.following(self._probe.weight_bytes) for _ in range(self._calls)]
-        begin = self._clock()
-        for number in numbers:
-            call(x, number)
-        self.seconds = min(self.seconds, (self._clock() - begin) / self._calls)
+
+        def prepared() -> Callable[[], None]:
+            numbers = [self._area.following(self._probe.weight_bytes) for _ in range(self._calls)]
+
+            def run() -> None:
+                for number in numbers:
+                    call(x, number)
+
+            return run
+
+        self.seconds = min(self.seconds, timed(prepared, self._clock) / self._calls)
 
     def without_call(self, overhead: float) -> float:
         """Return the best time, without the overhead of a call."""
