@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from torch.fx.graph import _PyTreeCodeGen
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
+from qfuse.capture.this_thread import call_original, own_annotations, replaced
 from qfuse.ir.signature._tree_api import is_subclass
 
 CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -51,7 +51,13 @@ def export(
         strict: Trace the bytecode of ``forward``, which recognizes a buffer that a plain object
             holds too.
     """
-    with _quiet(), _without_empty_buffers(model), _with_user_frames(owns), late_code():
+    with (
+        _quiet(),
+        _without_empty_buffers(model),
+        _with_user_frames(owns),
+        late_code(),
+        own_annotations(),
+    ):
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
@@ -104,7 +110,6 @@ def _without_empty_buffers(model: torch.nn.Module) -> Iterator[None]:
 
 
 _CODE = ("forward", "_code", "_lineno_map", "_prologue_start")
-_deferring = threading.local()
 
 
 @contextmanager
@@ -114,25 +119,11 @@ def late_code() -> Iterator[None]:
     torch.export writes the code of the whole model some forty times and runs none of it. Other
     threads write theirs at once, as always.
     """
-    plain = GraphModule.recompile
-    # What was replaced, if another thread is here too.
-    write = getattr(plain, "qfuse_replaced", plain)
-
-    def recompile(module: GraphModule) -> Any:
-        return _defer(module, write) if getattr(_deferring, "on", False) else write(module)
-
-    recompile.qfuse_replaced = write  # type: ignore[attr-defined]
-    before, _deferring.on = getattr(_deferring, "on", False), True
-    GraphModule.recompile = recompile  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(GraphModule, "recompile", here=_defer, elsewhere=call_original):
         yield
-    finally:
-        _deferring.on = before
-        # While another thread is still here, it writes its code at once.
-        GraphModule.recompile = plain if before else write  # type: ignore[method-assign]
 
 
-def _defer(module: GraphModule, write: Callable[[GraphModule], Any]) -> None:
+def _defer(write: Callable[[GraphModule], Any], module: GraphModule) -> None:
     """Forget the code of ``module``; what looks it up writes it."""
     codegen = module._graph._codegen
     if isinstance(codegen, _PyTreeCodeGen):
@@ -175,6 +166,7 @@ def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(late_code())
+        stack.enter_context(own_annotations())
         # A program that was exported earlier has its casts; an ambient autocast would add others.
         for device in [] if autocast else devices:
             stack.enter_context(torch.autocast(device, enabled=False))
