@@ -91,18 +91,48 @@ void finish_columns(const qfuse::Epilogue& e, const void* sums, int64_t row, int
   }
 }
 
-// finish_columns of integer sums without epilogue ops, to floats of the type of the product: each
-// vector passes through registers only.
-template <int Vectors, class Out, class Convert>
-QFUSE_INLINE void write_products(const qfuse::Epilogue& e, const int32_t* sums, int64_t row,
-                                 int64_t rows, int64_t column, int64_t columns,
+// A row of products in float32, before they are rounded.
+template <int Vectors>
+struct RowOfProducts {
+  QFUSE_INLINE RowOfProducts(const qfuse::Epilogue& e, const Columns<Vectors>& c, int64_t row)
+      : epilogue(e), columns(c), totals(e, row) {}
+
+  QFUSE_INLINE Floats at(const int32_t* sums, int64_t v) const {
+    return totals.total(epilogue, columns, sums, v) * columns.scale[v];
+  }
+
+  const qfuse::Epilogue& epilogue;
+  const Columns<Vectors>& columns;
+  RowOfTotals totals;
+};
+
+// The same of float sums, whose rows have no scales.
+template <int Vectors>
+struct RowOfRealProducts {
+  QFUSE_INLINE RowOfRealProducts(const qfuse::Epilogue& e, const Columns<Vectors>& c, int64_t)
+      : scaled(e.w_scale != nullptr), columns(c) {}
+
+  QFUSE_INLINE Floats at(const float* sums, int64_t v) const {
+    const Floats sum = load<Floats>(sums + v * kLanes, kLanes);
+    return scaled ? sum * columns.scale[v] : sum;
+  }
+
+  bool scaled;
+  const Columns<Vectors>& columns;
+};
+
+// finish_columns without epilogue ops, to floats of the type of the product: each vector passes
+// through registers only.
+template <int Vectors, class Row, class Sum, class Out, class Convert>
+QFUSE_INLINE void write_products(const qfuse::Epilogue& e, const Sum* sums, int64_t row,
+                                 int64_t rows, int64_t column, int64_t columns, Out* out,
                                  const Convert& convert) {
   const Columns<Vectors> c(e, column, columns);
-  auto* out = static_cast<Out*>(e.out) + (row - e.out_row) * e.out_ld + column;
+  out += (row - e.out_row) * e.out_ld + column;
   for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld) {
-    const RowOfTotals of_row(e, row + i);
+    const Row products(e, c, row + i);
     c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      Floats y = of_row.total(e, c, sums, v) * c.scale[v];
+      Floats y = products.at(sums, v);
       if (e.bias) y += c.bias[v];
       store(out + v * kLanes, convert(y), count);
     });
@@ -111,23 +141,24 @@ QFUSE_INLINE void write_products(const qfuse::Epilogue& e, const int32_t* sums, 
 
 // Whether that is all that an epilogue does.
 bool writes_products(const qfuse::Epilogue& e) {
-  return !e.real_sums && e.steps == 0 && e.w_scale && e.out_type < qfuse::Element::s8 &&
+  const bool scales = e.real_sums ? !e.x_scale : e.w_scale != nullptr;
+  return scales && e.steps == 0 && e.out_type < qfuse::Element::s8 &&
          static_cast<qfuse::Real>(e.out_type) == e.real;
 }
 
-template <int Vectors>
-void finish_products(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, int64_t rows,
+template <int Vectors, class Row, class Sum>
+void finish_products(const qfuse::Epilogue& e, const Sum* sums, int64_t row, int64_t rows,
                      int64_t column, int64_t columns) {
+  const auto write = [&](auto* out, const auto& convert) QFUSE_LAMBDA {
+    write_products<Vectors, Row>(e, sums, row, rows, column, columns, out, convert);
+  };
   switch (e.real) {
     case qfuse::Real::f32:
-      return write_products<Vectors, float>(e, sums, row, rows, column, columns,
-                                            [](Floats y) QFUSE_LAMBDA { return y; });
+      return write(static_cast<float*>(e.out), [](Floats y) QFUSE_LAMBDA { return y; });
     case qfuse::Real::bf16:
-      return write_products<Vectors, uint16_t>(e, sums, row, rows, column, columns,
-                                               [](Floats y) QFUSE_LAMBDA { return to_bf16(y); });
+      return write(static_cast<uint16_t*>(e.out), [](Floats y) QFUSE_LAMBDA { return to_bf16(y); });
     case qfuse::Real::f16:
-      return write_products<Vectors, uint16_t>(e, sums, row, rows, column, columns,
-                                               [](Floats y) QFUSE_LAMBDA { return to_f16(y); });
+      return write(static_cast<uint16_t*>(e.out), [](Floats y) QFUSE_LAMBDA { return to_f16(y); });
   }
 }
 
@@ -141,7 +172,14 @@ void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t row
   if (quantized) return;
   const bool plain = writes_products(e);
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
-    if (plain) return finish_products<Vectors>(e, from + first, row, rows, column + first, count);
+    if (plain && e.real_sums) {
+      return finish_products<Vectors, RowOfRealProducts<Vectors>>(
+          e, static_cast<const float*>(sums) + first, row, rows, column + first, count);
+    }
+    if (plain) {
+      return finish_products<Vectors, RowOfProducts<Vectors>>(e, from + first, row, rows,
+                                                              column + first, count);
+    }
     finish_columns<Vectors>(e, from + first, row, rows, column + first, count);
   });
 }
