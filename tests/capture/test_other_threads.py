@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from threading import Thread
 from typing import Any
 
@@ -53,3 +55,19 @@ def test_annotations_come_back() -> None:
 
     assert traceback.annotate is before
     assert "custom" not in traceback.get_current_meta()
+
+
+def test_dynamo_keeps_the_function_that_a_capture_replaces() -> None:
+    # In a process that imports Dynamo while it captures.
+    code = """
+import torch
+from torch.fx import traceback
+from qfuse.capture import capture
+
+capture(torch.nn.Linear(2, 2).eval(), (torch.ones(2, 2),))
+from torch._dynamo.variables.torch import supported_ctx_manager_classes
+print(traceback.annotate in supported_ctx_manager_classes)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.stdout == "True\n", done.stderr

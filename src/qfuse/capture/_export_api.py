@@ -51,13 +51,7 @@ def export(
         strict: Trace the bytecode of ``forward``, which recognizes a buffer that a plain object
             holds too.
     """
-    with (
-        _quiet(),
-        _without_empty_buffers(model),
-        _with_user_frames(owns),
-        late_code(),
-        own_annotations(),
-    ):
+    with _quiet(), _without_empty_buffers(model), _with_user_frames(owns), _alone():
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
@@ -113,6 +107,16 @@ _CODE = ("forward", "_code", "_lineno_map", "_prologue_start")
 
 
 @contextmanager
+def _alone() -> Iterator[None]:
+    """Trace without code that nobody reads, and without notes of what other threads call."""
+    # Dynamo keeps the functions that it finds in torch: not those that replace them here.
+    import torch._dynamo.variables.torch  # noqa: F401, PLC0415
+
+    with late_code(), own_annotations():
+        yield
+
+
+@contextmanager
 def late_code() -> Iterator[None]:
     """Write the Python code of a graph module when it is read, and not after each of its edits.
 
@@ -165,8 +169,7 @@ def decompose(program: ExportedProgram, *, autocast: bool) -> ExportedProgram:
     devices = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
     with ExitStack() as stack:
         stack.enter_context(_quiet())
-        stack.enter_context(late_code())
-        stack.enter_context(own_annotations())
+        stack.enter_context(_alone())
         # A program that was exported earlier has its casts; an ambient autocast would add others.
         for device in [] if autocast else devices:
             stack.enter_context(torch.autocast(device, enabled=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -46,11 +47,13 @@ def replaced(
     names = _replaced_here.names
     nested = name in names
 
+    @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         effect = here if name in _replaced_here.names else elsewhere
         return effect(original, *args, **kwargs)
 
-    call.qfuse_replaced = original  # type: ignore[attr-defined]
+    # Of a decorated function, as it is: what it wraps.
+    vars(call).update(vars(original), qfuse_replaced=original)
     names.add(name)
     setattr(owner, name, call)
     try:
