@@ -149,6 +149,25 @@ def test_quantized_output(
         assert torch.equal(y, quantize(F.relu(case.expected()).bfloat16(), output))
 
 
+@pytest.mark.parametrize("dtype", STORED)
+def test_rows_in_several_strips(isa: str, dtype: torch.dtype) -> None:
+    """More rows than stay in a cache while they are multiplied with all blocks."""
+    del isa
+    case = linear((311, 3402), 130, dtype=dtype, per_token=False, zero_point=True)
+    output = {
+        "out_scale": case.expected().abs().max().reshape(1) / 100,
+        "out_zero_point": torch.tensor([3]),
+        "quant_min": -128,
+        "quant_max": 127,
+        "reciprocal": True,
+        "zero_point_first": False,
+        "out_dtype": torch.int8,
+    }
+
+    assert torch.equal(case.run(), case.expected())
+    assert torch.equal(case.run_quantized(**output), quantize(case.expected(), output))
+
+
 def test_codes_are_rounded_half_to_even_and_kept_in_range(isa: str) -> None:
     del isa
     values = [-1e30, -200.0, -2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.5, 126.5, 200.0, 1e30]

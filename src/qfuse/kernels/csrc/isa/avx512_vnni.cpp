@@ -14,6 +14,8 @@
 namespace {
 
 constexpr int kRows = 6;
+// Rows that stay in the L2 cache while they are multiplied with all blocks.
+constexpr int64_t kStripBytes = int64_t{512} << 10;
 
 template <int Rows, int Vectors>
 void multiply_tile(const qfuse::Tile& t, int32_t* sums) {
@@ -58,6 +60,8 @@ void multiply(const qfuse::Tile& t, int32_t* sums) {
 
 int64_t tile_rows(int64_t) { return kRows; }
 
+int64_t most_strip_rows(int64_t bytes) { return kStripBytes / (bytes > 0 ? bytes : 1); }
+
 constexpr qfuse::DigitKernels digit_kernels{&split_row, &multiply_digits, &sum_segments,
                                             &multiply_four_bit_digits};
 
@@ -65,6 +69,7 @@ qfuse::Path path_with_dots(const qfuse::Path& avx512) {
   qfuse::Path path = avx512;
   path.name = "avx512_vnni";
   path.tile_rows = &tile_rows;
+  path.most_strip_rows = &most_strip_rows;
   path.multiply = &multiply;
   path.multiply_finished = &multiply_quantized;
   path.depthwise = &depthwise;

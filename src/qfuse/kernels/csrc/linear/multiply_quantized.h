@@ -11,9 +11,10 @@ QFUSE_INLINE void dot(__m512i& sum, __m512i a, __m512i b) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
 
-// Adds the products of a tile to the sums of Rows rows by Vectors vectors.
-template <int Rows, int Vectors>
-QFUSE_INLINE void add_tile(const qfuse::Tile& t, const uint8_t* a, __m512i* total) {
+// Products of a tile, whose bytes of a have to be flipped or not. Intel's processors flip in the units
+// that multiply.
+template <bool Flips, int Rows, int Vectors>
+QFUSE_INLINE void add_products(const qfuse::Tile& t, const uint8_t* a, __m512i* total) {
   const __m512i flip = _mm512_set1_epi32(static_cast<int>(t.flip));
   const int8_t* b = t.b;
   for (int64_t g = 0; g < t.groups; ++g, a += qfuse::kGroup, b += qfuse::kBlock * qfuse::kGroup) {
@@ -24,10 +25,21 @@ QFUSE_INLINE void add_tile(const qfuse::Tile& t, const uint8_t* a, __m512i* tota
     Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
       int word;
       __builtin_memcpy(&word, a + R * t.lda, sizeof(word));
-      const __m512i x = _mm512_xor_si512(_mm512_set1_epi32(word), flip);
+      __m512i x = _mm512_set1_epi32(word);
+      if constexpr (Flips) x = _mm512_xor_si512(x, flip);
       Unrolled<Vectors>::run([&]<int I>()
                                  QFUSE_LAMBDA { dot(total[R * Vectors + I], x, column[I]); });
     });
+  }
+}
+
+// Adds the products of a tile to the sums of Rows rows by Vectors vectors.
+template <int Rows, int Vectors>
+QFUSE_INLINE void add_tile(const qfuse::Tile& t, const uint8_t* a, __m512i* total) {
+  if (t.flip) {
+    add_products<true, Rows, Vectors>(t, a, total);
+  } else {
+    add_products<false, Rows, Vectors>(t, a, total);
   }
 }
 
