@@ -328,6 +328,8 @@ struct Path {
   // Whether `multiply` takes rows with a flip as signed bytes, and does not flip them. Zero points
   // and sums of such rows are then those of signed bytes too.
   bool keeps_sign;
+  // Whether `multiply` flips rows in the units that multiply, for every block again.
+  bool flips_slowly;
   // How many rows of so many bytes, at most, are multiplied with all weights before the next rows
   // are. Null where each block of weights is multiplied with all rows first.
   int64_t (*most_strip_rows)(int64_t bytes);

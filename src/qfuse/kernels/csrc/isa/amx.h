@@ -274,6 +274,7 @@ qfuse::Path path_with_tiles(const qfuse::Path& other, const char* name) {
   groups.code_rows = kTileRows;
   qfuse::Path path = other;
   path.name = name;
+  path.flips_slowly = false;
   path.tile_rows = &tile_rows;
   path.keeps_sign = true;
   path.most_strip_rows = &most_strip_rows;

@@ -69,6 +69,7 @@ qfuse::Path path_with_dots(const qfuse::Path& avx512) {
   qfuse::Path path = avx512;
   path.name = "avx512_vnni";
   path.tile_rows = &tile_rows;
+  path.flips_slowly = true;
   path.most_strip_rows = &most_strip_rows;
   path.multiply = &multiply;
   path.multiply_finished = &multiply_quantized;

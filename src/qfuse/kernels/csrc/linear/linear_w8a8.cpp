@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "isa/select.h"
@@ -16,6 +17,10 @@
 
 namespace qfuse {
 namespace {
+
+// From so many rows and blocks on, a copy of rows with flipped bytes takes less time than it saves.
+constexpr int64_t kFlippedRows = 12;
+constexpr int64_t kFlippedBlocks = 4;
 
 struct Size {
   int64_t rows, n, k;
@@ -155,18 +160,68 @@ int64_t strip_rows(const Problem& p, int64_t count) {
   return (tiles + strips - 1) / strips * tile;
 }
 
+struct RowBytes {
+  const uint8_t* data;
+  int64_t ld;
+  uint32_t flip;
+};
+
+// A strip of rows whose bytes are flipped once, for all blocks that a thread multiplies it with.
+class FlippedStrip {
+ public:
+  FlippedStrip(const Problem& p, int64_t rows)
+      : a_(p.a),
+        ld_(p.size.groups() * kGroup),
+        used_(p.path.flips_slowly && p.a.flip && rows >= kFlippedRows),
+        copy_(used_ ? rows * ld_ : 0) {}
+
+  // The rows of a tile, of the strip that begins with `first`: a copy if it is multiplied with at
+  // least so many blocks, or was already.
+  RowBytes rows(int64_t first, int64_t count, int64_t blocks) {
+    if (!used_ || (first != known_ && blocks < kFlippedBlocks)) {
+      return {a_.data + first * a_.ld, a_.ld, a_.flip};
+    }
+    if (first != known_) copy(first, count);
+    known_ = first;
+    return {copy_.as<uint8_t>(), ld_, 0};
+  }
+
+ private:
+  void copy(int64_t first, int64_t count) {
+    const uint64_t flip = uint64_t{a_.flip} << 32 | a_.flip;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint8_t* from = a_.data + (first + i) * a_.ld;
+      uint8_t* to = copy_.as<uint8_t>() + i * ld_;
+      int64_t k = 0;
+      for (; k + 8 <= ld_; k += 8) {
+        uint64_t eight;
+        std::memcpy(&eight, from + k, sizeof(eight));
+        eight ^= flip;
+        std::memcpy(to + k, &eight, sizeof(eight));
+      }
+      for (; k < ld_; ++k) to[k] = from[k] ^ static_cast<uint8_t>(flip);
+    }
+  }
+
+  const Activation& a_;
+  const int64_t ld_;
+  const bool used_;
+  const Buffer copy_;
+  int64_t known_ = -1;
+};
+
 // Multiplies and finishes all tiles of `count` rows from `first` on. The order of tiles determines
 // which operand stays in the cache; results depend neither on it nor on the threads.
 void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t count) {
   const Size& size = p.size;
-  const Activation& a = p.a;
   const int64_t tile_rows = p.path.tile_rows(size.rows);
   const int64_t strip = strip_rows(p, count);
   const int64_t strips = (count + strip - 1) / strip;
   const int64_t blocks = size.blocks();
   const int64_t block_bytes = size.groups() * kGroup * kBlock;
   const bool rows_outer = p.path.most_strip_rows != nullptr;
-  const auto tile_of = [&](int64_t block, int64_t row, int64_t rows, int64_t columns) {
+  const auto tile_of = [&](const RowBytes& a, int64_t block, int64_t row, int64_t rows,
+                           int64_t columns) {
     return Tile{a.data + row * a.ld, a.ld, a.flip, rows, p.w + block * block_bytes, size.groups(),
                 columns};
   };
@@ -174,29 +229,32 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
     const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));
     int32_t* second = sums.as<int32_t>() + tile_rows * kBlock;
     const bool at_once = p.path.multiply_finished && size.halves == 1;
+    FlippedStrip flipped(p, rows_outer ? std::min(strip, count) : 0);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = rows_outer ? i % blocks : i / strips;
       const int64_t row = first + (rows_outer ? i / blocks : i % strips) * strip;
       const int64_t rows = std::min(strip, first + count - row);
       const int64_t column = block * kBlock;
       const int64_t columns = std::min(kBlock, size.columns() - column);
+      const int64_t ahead = std::min(end - i, blocks - block) * size.halves;
+      const RowBytes a = flipped.rows(row, rows, ahead);
       if (at_once) {
         // Strips of the same block.
         const int64_t together = rows_outer ? 1 : std::min(end, (block + 1) * strips) - i;
         const int64_t all = std::min(together * strip, first + count - row);
-        if (p.path.multiply_finished(tile_of(block, row, all, columns), epilogue, row, column)) {
+        if (p.path.multiply_finished(tile_of(a, block, 0, all, columns), epilogue, row, column)) {
           i += together - 1;
           continue;
         }
       }
       for (int64_t done = 0; done < rows; done += tile_rows) {
         const int64_t some = std::min(tile_rows, rows - done);
-        p.path.multiply(tile_of(block, row + done, some, columns), sums.as<int32_t>());
+        p.path.multiply(tile_of(a, block, done, some, columns), sums.as<int32_t>());
         if (size.halves == 1) {
           p.path.finish(epilogue, sums.get(), row + done, some, column, columns);
           continue;
         }
-        p.path.multiply(tile_of(blocks + block, row + done, some, columns), second);
+        p.path.multiply(tile_of(a, blocks + block, done, some, columns), second);
         p.path.finish_halves(epilogue, sums.get(), second, row + done, some, column, columns);
       }
     }
