@@ -108,7 +108,7 @@ _CODE = ("forward", "_code", "_lineno_map", "_prologue_start")
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Trace without code that nobody reads, and without notes of what other threads call."""
+    """Trace without code that is not read, and without notes of what other threads call."""
     # Dynamo keeps the functions that it finds in torch: not those that replace them here.
     import torch._dynamo.variables.torch  # noqa: F401, PLC0415
 
