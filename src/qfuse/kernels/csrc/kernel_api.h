@@ -16,6 +16,7 @@ namespace qfuse {
 // k of every feature are adjacent, as the dot product instructions of all paths require.
 constexpr int64_t kBlock = 64;  // output features per block
 constexpr int64_t kGroup = 4;   // adjacent consecutive k
+constexpr int64_t kLine = 64;   // bytes of a line of the caches
 
 constexpr int64_t kMaxSteps = 8;
 constexpr int64_t kMaxExtras = 4;
@@ -130,6 +131,13 @@ struct Epilogue {
   Quantizer quantizer;
 };
 
+// Memory that is read after a tile. Its products may fetch some lines of it at a time, which moves
+// `begin`; many lines at once would delay what they read themselves.
+struct Following {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
 // A tile of a matmul: sums[i * 64 + j] = sum over k of (a[i * lda + k] ^ flip) * b[k][j],
 // wrapping. The bytes of `a` are unsigned after the flip: 0x80 per byte makes u8 = s8 + 128 of
 // signed ones. A path that keeps their sign multiplies them as they are, see `keeps_sign`.
@@ -142,6 +150,7 @@ struct Tile {
   int64_t groups;  // of four k
   int64_t
       columns;  // valid columns of the block, 1 to 64; the rest of `sums` is undefined
+  Following* following = nullptr;
 };
 
 // Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over
@@ -190,6 +199,7 @@ struct RealTile {
   int64_t groups;     // of four k
   int64_t columns;
   bool add;
+  Following* following = nullptr;
 };
 
 // Depthwise sums of adjacent output pixels, for up to 64 channels: sums[i * 64 + c] is the sum over

@@ -283,7 +283,8 @@ class Worker {
     const int32_t* w_sums = p_.scales ? nullptr : p_.finish.epilogue.w_sums + phase * p_.g.features;
     const Groups groups = p_.scales ? groups_of(part, group * p_.blocks + block) : Groups{};
     const int32_t* x_sums = p_.finish.epilogue.w_zero ? x_sums_.as<int32_t>() : nullptr;
-    const Tile all{matrix_.data, matrix_.ld, matrix_.flip, rows, weight, part.depth, columns};
+    Following next = weights_behind(part, group * p_.blocks + block, weight);
+    const Tile all{matrix_.data, matrix_.ld, matrix_.flip, rows, weight, part.depth, columns, &next};
     // Sums of rows are counted from the panel on.
     const bool at_once = !p_.scales && !x_sums;
     if (at_once && destination_.multiply(p_.path, part.phase, first, all, column, w_sums)) return;
@@ -294,7 +295,7 @@ class Worker {
       const uint8_t* a = matrix_.data + row * matrix_.ld;
       for (int64_t i = 0; i < count; i += tile) {
         const Tile rows_of_tile{a + i * matrix_.ld, matrix_.ld, matrix_.flip,
-                                std::min(tile, count - i), weight, part.depth, columns};
+                                std::min(tile, count - i), weight, part.depth, columns, &next};
         if (p_.scales) {
           multiply_groups(rows_of_tile, groups, reinterpret_cast<float*>(sums) + i * kBlock);
         } else {
@@ -304,6 +305,13 @@ class Worker {
       destination_.write(p_.path, part.phase, first + row, count, column, columns, sums, w_sums,
                          x_sums ? x_sums + row : nullptr);
     }
+  }
+
+  // Those of the next block; none after the last one.
+  Following weights_behind(const Part& part, int64_t block, const int8_t* weight) const {
+    if (block + 1 == p_.blocks * p_.g.groups) return {};
+    const auto* begin = reinterpret_cast<const char*>(weight + p_.depth * kBlock * kGroup);
+    return {begin, begin + part.depth * kBlock * kGroup};
   }
 
   // The scales of a block, counted over all groups, from a phase on.

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "isa/fetch.h"
 #include "isa/vec.h"
 
 namespace {
@@ -19,6 +20,9 @@ constexpr int64_t kBlockBytes = qfuse::kBlock * 4;  // from a group of four byte
 // and so many at most, since each adds a page to those that a block of results is written to.
 constexpr int64_t kStripBytes = 1 << 20;
 constexpr int64_t kStripRows = 256;
+
+// Lines of the weights behind a tile that are fetched with each step along K.
+constexpr int kFetched = 8;
 
 // The path that this one begins with.
 const qfuse::Path* base = nullptr;
@@ -61,11 +65,13 @@ struct Rest {
 // Rows of so many bytes, a multiple of four, times a block of columns. They are multiplied in equal
 // steps, if there are some, or in whole tiles and a rest.
 struct Product {
-  Product(const void* rows, int64_t ld, const void* columns, int64_t bytes, bool adds)
+  Product(const void* rows, int64_t ld, const void* columns, int64_t bytes, bool adds,
+          qfuse::Following* next = nullptr)
       : a(static_cast<const uint8_t*>(rows)),
         lda(ld),
         b(static_cast<const int8_t*>(columns)),
-        add(adds) {
+        add(adds),
+        following(next) {
     const int64_t least = (bytes + kTileBytes - 1) / kTileBytes;
     const bool equal = bytes > 0 && bytes / 4 % least == 0;
     steps = equal ? least : bytes / kTileBytes;
@@ -77,6 +83,7 @@ struct Product {
   int64_t lda;  // in bytes
   const int8_t* b;
   bool add;  // to the sums
+  qfuse::Following* following;
   int64_t steps;
   int64_t step;  // bytes
   int64_t rest;
@@ -104,7 +111,11 @@ QFUSE_INLINE void each_step(const Product& p, const Rest& rest, int64_t column, 
   const uint8_t* a = p.a;
   const int8_t* b = p.b + column * 4;
   const int64_t distance = p.step / 4 * kBlockBytes;
-  for (int64_t i = 0; i < p.steps; ++i, a += p.step, b += distance) step(a, p.lda, b);
+  Fetcher fetcher(p.following);
+  for (int64_t i = 0; i < p.steps; ++i, a += p.step, b += distance) {
+    step(a, p.lda, b);
+    Unrolled<kFetched>::run([&]<int>() QFUSE_LAMBDA { fetcher.step(); });
+  }
   if (p.rest > 0) step(&rest.a[0][0], int64_t{kTileBytes}, &rest.b[0][0] + column * 4);
 }
 
@@ -249,7 +260,7 @@ void multiply_bytes(const qfuse::GroupTile& t, float* totals) {
 
 void multiply_real(const qfuse::RealTile& t, qfuse::Real type, float* sums) {
   if (type != qfuse::Real::bf16) return base->real->multiply(t, type, sums);
-  const Product p(t.a, t.lda * 2, t.panel, t.groups * qfuse::kGroup * 2, t.add);
+  const Product p(t.a, t.lda * 2, t.panel, t.groups * qfuse::kGroup * 2, t.add, t.following);
   auto* words = reinterpret_cast<int32_t*>(sums);
   multiply_rows<RealDot>(
       p, t.rows, t.columns, [&](int64_t row) { return words + row * qfuse::kBlock; },

@@ -142,25 +142,14 @@ void stream(const Problem& p, const Digits& digits, const Epilogue& epilogue) {
                });
 }
 
-// The codes of a panel. They come from memory while rows are multiplied by the panel before.
-struct PanelCodes {
-  // Those of a block from k on; none if there is no such block.
-  PanelCodes(const RealWeight& w, int64_t block, int64_t k) {
-    if (block >= w.blocks()) return;
-    const int64_t word_bytes = kBlock * 4;
-    data = w.block(block).codes + k / w.codes_per_word() * word_bytes;
-    bytes = std::min(kDepth, w.depth() - k) / w.codes_per_word() * word_bytes;
-  }
-
-  void prefetch(int64_t part, int64_t parts) const {
-    const int64_t end = bytes * (part + 1) / parts;
-    for (int64_t i = bytes * part / parts; i < end; i += kLine) __builtin_prefetch(data + i, 0, 2);
-  }
-
-  static constexpr int64_t kLine = 64;
-  const uint8_t* data = nullptr;
-  int64_t bytes = 0;
-};
+// The codes of a panel of a block, from k on; none if there is no such block.
+Following panel_codes(const RealWeight& w, int64_t block, int64_t k) {
+  if (block >= w.blocks()) return {};
+  const int64_t words = std::min(kDepth, w.depth() - k) / w.codes_per_word();
+  const uint8_t* first = w.block(block, k / w.codes_per_word()).codes;
+  const auto* begin = reinterpret_cast<const char*>(first);
+  return {begin, begin + words * kBlock * 4};
+}
 
 // Writes the result of a strip of rows, of which `row` is the first, and a block. `next` is the block
 // after it, or none; `sums` is memory for those of all rows.
@@ -175,15 +164,14 @@ void compute_block(const Problem& p, const Epilogue& epilogue, int64_t row, int6
     const bool last = k + kDepth >= most;
     const int64_t depth = std::min(kDepth, w.depth() - k);
     p.kernels.widen(w.block(block), k, depth, p.type, panel);
-    const PanelCodes codes = last ? PanelCodes(w, next, 0) : PanelCodes(w, block, k + kDepth);
+    Following following = last ? panel_codes(w, next, 0) : panel_codes(w, block, k + kDepth);
     for (int64_t i = 0; i < pieces; ++i) {
-      codes.prefetch(i, pieces);
       const int64_t first = i * piece;
       const int64_t count = std::min(piece, rows - first);
       const auto* a = static_cast<const char*>(row_of(p, row + first)) + k * bytes_of(p.type);
       float* of_piece = sums + first * kBlock;
-      p.path.real->multiply({a, p.x.ld, count, panel, depth / kGroup, columns, k > 0}, p.type,
-                            of_piece);
+      p.path.real->multiply({a, p.x.ld, count, panel, depth / kGroup, columns, k > 0, &following},
+                            p.type, of_piece);
       if (!last) continue;
       p.path.finish(epilogue, of_piece, row + first, count, block * kBlock, columns);
     }

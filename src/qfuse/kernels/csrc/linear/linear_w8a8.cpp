@@ -225,6 +225,10 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
     return Tile{a.data + row * a.ld, a.ld, a.flip, rows, p.w + block * block_bytes, size.groups(),
                 columns};
   };
+  const auto weights_of = [&](int64_t block) {
+    const auto* begin = reinterpret_cast<const char*>(p.w + block * block_bytes);
+    return Following{begin, begin + block_bytes};
+  };
   const auto work = [&](int64_t begin, int64_t end) {
     const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));
     int32_t* second = sums.as<int32_t>() + tile_rows * kBlock;
@@ -238,23 +242,33 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
       const int64_t columns = std::min(kBlock, size.columns() - column);
       const int64_t ahead = std::min(end - i, blocks - block) * size.halves;
       const RowBytes a = flipped.rows(row, rows, ahead);
+      const bool fetches = rows_outer && i + 1 < end;
+      Following next = fetches ? weights_of((i + 1) % blocks) : Following{};
+      Following next_half = fetches ? weights_of(blocks + (i + 1) % blocks) : Following{};
       if (at_once) {
         // Strips of the same block.
         const int64_t together = rows_outer ? 1 : std::min(end, (block + 1) * strips) - i;
         const int64_t all = std::min(together * strip, first + count - row);
-        if (p.path.multiply_finished(tile_of(a, block, 0, all, columns), epilogue, row, column)) {
+        Tile tile = tile_of(a, block, 0, all, columns);
+        tile.following = &next;
+        if (p.path.multiply_finished(tile, epilogue, row, column)) {
           i += together - 1;
           continue;
         }
       }
       for (int64_t done = 0; done < rows; done += tile_rows) {
         const int64_t some = std::min(tile_rows, rows - done);
-        p.path.multiply(tile_of(a, block, done, some, columns), sums.as<int32_t>());
+        Tile tile = tile_of(a, block, done, some, columns);
+        tile.following = &next;
+        prefetch_result(epilogue, row + done, some, column, columns);
+        p.path.multiply(tile, sums.as<int32_t>());
         if (size.halves == 1) {
           p.path.finish(epilogue, sums.get(), row + done, some, column, columns);
           continue;
         }
-        p.path.multiply(tile_of(a, blocks + block, done, some, columns), second);
+        tile.b = p.w + (blocks + block) * block_bytes;
+        tile.following = &next_half;
+        p.path.multiply(tile, second);
         p.path.finish_halves(epilogue, sums.get(), second, row + done, some, column, columns);
       }
     }

@@ -1,6 +1,7 @@
 // Products whose sums become quantized values without leaving the registers, with `vpdpbusd`.
 #pragma once
 
+#include "isa/fetch.h"
 #include "linear/quantize_columns.h"
 
 namespace {
@@ -17,7 +18,9 @@ template <bool Flips, int Rows, int Vectors>
 QFUSE_INLINE void add_products(const qfuse::Tile& t, const uint8_t* a, __m512i* total) {
   const __m512i flip = _mm512_set1_epi32(static_cast<int>(t.flip));
   const int8_t* b = t.b;
+  Fetcher fetcher(t.following);
   for (int64_t g = 0; g < t.groups; ++g, a += qfuse::kGroup, b += qfuse::kBlock * qfuse::kGroup) {
+    fetcher.step();
     __m512i column[Vectors];
     Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
       column[I] = _mm512_loadu_si512(b + 64 * I);
@@ -52,7 +55,10 @@ template <int Rows, int Vectors, class Step>
 QFUSE_INLINE void quantize_products(const qfuse::Tile& t, int64_t row, const qfuse::Epilogue& e,
                                     const SmallColumns<Vectors>& c, Step& step,
                                     const ClampedStore<Vectors>& store, int8_t* out) {
-  Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA { step.prefetch(kTilesAhead * Rows + R); });
+  Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+    step.prefetch(kTilesAhead * Rows + R);
+    __builtin_prefetch(out + R * e.out_ld, 1);
+  });
   __m512i total[Rows * Vectors];
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
     total[I] = bits<__m512i>(-c.offset[I % Vectors]);

@@ -44,4 +44,8 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
                           std::vector<at::Tensor>& kept, bool takes_halves = false);
 
+// Fetches what an epilogue writes of some rows of a block, for the stores.
+void prefetch_result(const Epilogue& epilogue, int64_t row, int64_t rows, int64_t column,
+                     int64_t columns);
+
 }  // namespace qfuse

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "convolution/depthwise_f32.h"
+#include "isa/fetch.h"
 #include "quantized/codes.h"
 
 namespace {
@@ -18,10 +19,10 @@ QFUSE_INLINE void multiply_f32_columns(const qfuse::RealTile& t, int64_t row, in
   });
   const float* a = static_cast<const float*>(t.a) + row * t.lda;
   const float* b = static_cast<const float*>(t.panel) + column;
-  constexpr int kSteps = 2;  // k of an iteration, for fewer instructions beside the products
-  static_assert(qfuse::kGroup % kSteps == 0);
-  for (int64_t k = 0; k < t.groups * qfuse::kGroup; k += kSteps) {
-    Unrolled<kSteps>::run([&]<int K>() QFUSE_LAMBDA {
+  Fetcher fetcher(t.following);
+  for (int64_t g = 0; g < t.groups; ++g) {
+    fetcher.step();
+    Unrolled<qfuse::kGroup>::run([&]<int K>() QFUSE_LAMBDA {
       Floats w[Vectors];
       Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
         w[I] = load<Floats>(b + K * qfuse::kBlock + I * kLanes, kLanes);
@@ -33,8 +34,8 @@ QFUSE_INLINE void multiply_f32_columns(const qfuse::RealTile& t, int64_t row, in
         });
       });
     });
-    a += kSteps;
-    b += kSteps * qfuse::kBlock;
+    a += qfuse::kGroup;
+    b += qfuse::kGroup * qfuse::kBlock;
   }
   Unrolled<Rows * Vectors>::run([&]<int I>() QFUSE_LAMBDA {
     store(to + (I / Vectors) * qfuse::kBlock + (I % Vectors) * kLanes, total[I], kLanes);

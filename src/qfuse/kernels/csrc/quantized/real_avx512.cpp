@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include "quantized/real_avx512.h"
 
+#include "isa/fetch.h"
 #include "quantized/codes_bf16.h"
 #include "quantized/real.h"
 
@@ -25,7 +26,9 @@ QFUSE_INLINE void multiply_bf16_rows(const qfuse::RealTile& t, int64_t row, floa
   });
   const uint16_t* a = static_cast<const uint16_t*>(t.a) + row * t.lda;
   const uint32_t* b = static_cast<const uint32_t*>(t.panel);
+  Fetcher fetcher(t.following);
   for (int64_t k = 0; k < t.groups * 2; ++k, a += 2, b += qfuse::kBlock) {
+    fetcher.step();
     Ints w[Vectors];
     Unrolled<Vectors>::run(
         [&]<int I>() QFUSE_LAMBDA { __builtin_memcpy(&w[I], b + I * kLanes, sizeof(w[I])); });
