@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.support.locks import refuse_locks
 
+from qfuse import kernels
 from qfuse.cost import CostProfile, load_or_measure, profile_path, store
 from qfuse.targets import Target
 
@@ -96,6 +97,20 @@ def test_the_compiler_makes_no_difference(tmp_path: Path) -> None:
 
     assert load_or_measure(other, tmp_path, never) == first
     assert profile_path(other, tmp_path) == profile_path(TARGET, tmp_path)
+
+
+@pytest.mark.own_kernels
+def test_other_sources_of_the_kernels_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = kernels.load()
+    assert library.path is not None
+    before = profile_path(TARGET, tmp_path)
+    # A library is in a folder that is named after its sources, and has the name of the compiler.
+    changed = library.path.parent.with_name("0" * 24) / library.path.name
+    monkeypatch.setattr(kernels, "load", lambda: replace(library, path=changed))
+
+    assert profile_path(TARGET, tmp_path) != before
 
 
 def no_longer_json(record: dict[str, Any]) -> str:

@@ -60,8 +60,10 @@ def kernels_in_use() -> str:
     if not is_loaded():
         return ""
     path = kernels.load().path
-    # Those of a saved model were not built here.
-    return f"{'saved' if path is None else path.name} {torch.ops.qfuse.chosen_kernels()}"
+    # The folder is named after the sources, the file after the compiler. Those of a saved model were
+    # not built here.
+    library = "saved" if path is None else f"{path.parent.name}/{path.name}"
+    return f"{library} {torch.ops.qfuse.chosen_kernels()}"
 
 
 def int8_matmul(rows: int, depth: int, columns: int) -> Callable[[], object]:
