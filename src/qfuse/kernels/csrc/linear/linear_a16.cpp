@@ -170,6 +170,7 @@ void compute_block(const Problem& p, const Epilogue& epilogue, int64_t row, int6
       const int64_t count = std::min(piece, rows - first);
       const auto* a = static_cast<const char*>(row_of(p, row + first)) + k * bytes_of(p.type);
       float* of_piece = sums + first * kBlock;
+      if (last) prefetch_result(epilogue, row + first, count, block * kBlock, columns);
       p.path.real->multiply({a, p.x.ld, count, panel, depth / kGroup, columns, k > 0, &following},
                             p.type, of_piece);
       if (!last) continue;
