@@ -1,7 +1,6 @@
 // AVX512 with `vpdpbusd`: tiles of up to 6 rows by 64 columns, whose 24 sums stay in registers over
-// all of K. B is read from the nearest cache that holds one block (K * 64 bytes), in order and
-// without prefetches: with so few instructions per line, those of the processor are better. What
-// needs no dot products of bytes is that of avx512.cpp.
+// all of K. B is read from the nearest cache that holds one block (K * 64 bytes), in order; meanwhile
+// the block behind it is fetched. What needs no dot products of bytes is that of avx512.cpp.
 #if defined(__x86_64__)
 #include <immintrin.h>
 

@@ -242,9 +242,11 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
       const int64_t columns = std::min(kBlock, size.columns() - column);
       const int64_t ahead = std::min(end - i, blocks - block) * size.halves;
       const RowBytes a = flipped.rows(row, rows, ahead);
-      const bool fetches = rows_outer && i + 1 < end;
-      Following next = fetches ? weights_of((i + 1) % blocks) : Following{};
-      Following next_half = fetches ? weights_of(blocks + (i + 1) % blocks) : Following{};
+      Following next, next_half;
+      if (rows_outer && i + 1 < end) {
+        next = weights_of((i + 1) % blocks);
+        if (size.halves == 2) next_half = weights_of(blocks + (i + 1) % blocks);
+      }
       if (at_once) {
         // Strips of the same block.
         const int64_t together = rows_outer ? 1 : std::min(end, (block + 1) * strips) - i;
