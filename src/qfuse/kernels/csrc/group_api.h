@@ -5,6 +5,8 @@
 
 namespace qfuse {
 
+struct Following;
+
 // Groups along K of one block of weights, each with its own scales. The total of a feature is the
 // sum over groups, in order and from zero, of float(sum) * scale, where
 //   sum = sum over k of (x - x_zero) * (w - w_zero)
@@ -31,6 +33,7 @@ struct GroupTile {
   int64_t depth;
   Groups groups;
   bool is_signed;  // the rows; 4-bit values are multiplied by signed bytes
+  Following* following = nullptr;
 };
 
 struct GroupKernels {
@@ -43,8 +46,8 @@ struct GroupKernels {
   // Path::multiply. Bytes are multiplied by unsigned ones, unless the path keeps signs.
   void (*codes)(const GroupTile& tile, float* totals);
   void (*bytes)(const GroupTile& tile, float* totals);
-  // The same for the groups from `first` until `last`, whose unpacked bytes are those of the tile.
-  // Null if that is done with the above.
+  // The same for the groups from `first` until `last`, whose unpacked values are the bytes of the
+  // tile. Rows are signed, unless the path keeps signs. Null if that is done with the above.
   void (*panel)(const GroupTile& tile, int64_t first, int64_t last, float* totals) = nullptr;
   // Up to how many rows `codes` is at least as fast as unpacking.
   int64_t code_rows = INT64_MAX;

@@ -4,6 +4,7 @@
 
 #include <immintrin.h>
 
+#include "isa/fetch.h"
 #include "linear/groups.h"
 
 namespace {
@@ -51,41 +52,53 @@ QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b
   multiply(a + qfuse::kGroup);
 }
 
-// Four k of signed bytes with unsigned ones.
-template <int Rows>
+// What the bytes of a block of weights are.
+enum class Stored { codes, bytes, unpacked };
+
+// Four k of bytes, of which either those of the rows or the weights are unsigned.
+template <Stored W, int Rows>
 QFUSE_INLINE void multiply_bytes(const uint8_t* a, int64_t lda, const uint8_t* b, Words* total) {
   __m512i w[kColumnVectors];
   Unrolled<kColumnVectors>::run(
       [&]<int V>() QFUSE_LAMBDA { w[V] = _mm512_loadu_si512(b + 64 * V); });
   Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
     const __m512i x = broadcast_word(a + R * lda);
-    Unrolled<kColumnVectors>::run(
-        [&]<int V>() QFUSE_LAMBDA { group_dot(total[R * kColumnVectors + V], x, w[V]); });
+    Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+      if constexpr (W == Stored::unpacked) {
+        group_dot(total[R * kColumnVectors + V], w[V], x);
+      } else {
+        group_dot(total[R * kColumnVectors + V], x, w[V]);
+      }
+    });
   });
 }
 
-template <bool Codes, int Rows, class Has>
-void multiply_groups(const qfuse::GroupTile& t, float* totals) {
+// Adds the groups from `first` until `last` to totals; the weights begin with the first one.
+template <Stored W, int Rows, class Has>
+void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
   constexpr int kTotals = Rows * kColumnVectors;
-  constexpr int64_t kStep = Codes ? 2 : 1;  // groups of four k per iteration
-  const uint8_t* a = t.a;
+  constexpr bool kCodes = W == Stored::codes;
+  constexpr int64_t kStep = kCodes ? 2 : 1;  // groups of four k per iteration
+  const uint8_t* a = t.a + first * t.depth * qfuse::kGroup;
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
   const int64_t ahead = Rows <= 2 && t.depth >= kLongGroup ? 0 : kAhead;
-  for (int64_t group = 0; group < g.count; ++group) {
+  Fetcher fetcher(t.following);
+  for (int64_t group = first; group < last; ++group) {
+    fetcher.step();
     Words total[kTotals];
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
       total[I] = start_of<Has>(g, group, I / kColumnVectors);
     });
     for (int64_t k = 0; k < t.depth; k += kStep) {
-      if constexpr (Rows <= qfuse::kStreamRows) {
+      if constexpr (Rows <= qfuse::kStreamRows && W != Stored::unpacked) {
         Unrolled<kColumnVectors>::run(
             [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + ahead + 64 * V, _MM_HINT_T0); });
       }
-      if constexpr (Codes) {
+      if constexpr (kCodes) {
         multiply_codes<Rows>(a, t.lda, b, total);
       } else {
-        multiply_bytes<Rows>(a, t.lda, b, total);
+        multiply_bytes<W, Rows>(a, t.lda, b, total);
       }
       a += kStep * qfuse::kGroup;
       b += qfuse::kBlock * qfuse::kGroup;
@@ -95,14 +108,26 @@ void multiply_groups(const qfuse::GroupTile& t, float* totals) {
 }
 
 // Whole blocks, although fewer columns may be needed: the padding is zero.
-template <bool Codes>
-void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
+template <Stored W>
+void multiply_some_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
   in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
-    multiply_groups<Codes, Rows, Has>(some, to);
+    multiply_groups<W, Rows, Has>(some, first, last, to);
   });
 }
 
-constexpr qfuse::GroupKernels group_kernels{&unpack, &add_group, &multiply_group_tile<true>,
-                                            &multiply_group_tile<false>};
+template <Stored W>
+void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
+  multiply_some_groups<W>(t, 0, t.groups.count, totals);
+}
+
+// Rows from which on unpacking a panel of weights takes less than unpacking them for every tile.
+constexpr int64_t kCodeRows = 24;
+
+constexpr qfuse::GroupKernels group_kernels{&unpack,
+                                            &add_group,
+                                            &multiply_group_tile<Stored::codes>,
+                                            &multiply_group_tile<Stored::bytes>,
+                                            &multiply_some_groups<Stored::unpacked>,
+                                            kCodeRows};
 
 }  // namespace

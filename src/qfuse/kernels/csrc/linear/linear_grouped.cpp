@@ -74,7 +74,8 @@ struct Problem {
       : path(path_for(x.rows)),
         packed(l.bits == WeightBits::four),
         direct(direct_kernel(path, packed, x.rows)),
-        is_signed((packed && direct) || (path.keeps_sign && l.x.scalar_type() == at::kChar)),
+        is_signed(path.keeps_sign ? (packed && direct) || l.x.scalar_type() == at::kChar
+                                  : packed && (direct || path.groups->panel)),
         w(static_cast<const uint8_t*>(l.w_packed.const_data_ptr())),
         shape(l.x.sizes().vec()) {
     TORCH_CHECK(l.features >= 0, "out_features cannot be ", l.features);
@@ -161,22 +162,30 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
-// Adds the totals of a strip, some groups at a time, which are unpacked once for all rows.
+// Adds the totals of a strip, some groups at a time, which are unpacked once for all rows. `next` are
+// the weights that are read after it, or null.
 void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows,
-                    int64_t tile_rows, uint8_t* panel, int32_t* sums, float* totals) {
+                    int64_t tile_rows, const uint8_t* next, uint8_t* panel, int32_t* sums,
+                    float* totals) {
   const GroupedSize& size = p.size;
   const int64_t slice = std::max<int64_t>(1, kPanelDepth / std::max<int64_t>(size.depth, 1));
   const int64_t group_bytes = size.depth * kGroup * kBlock;
+  const auto stored_bytes = [&](int64_t groups) { return groups * group_bytes / (p.packed ? 2 : 1); };
   for (int64_t g = 0; g < size.groups; g += slice) {
     const int64_t end = std::min(size.groups, g + slice);
-    const uint8_t* b = p.block(block) + g * group_bytes / (p.packed ? 2 : 1);
+    const uint8_t* b = p.block(block) + stored_bytes(g);
     if (p.packed) {
       p.path.groups->unpack(b, (end - g) * size.depth / 2, panel);
       b = panel;
     }
     if (p.path.groups->panel) {
+      const bool last = end == size.groups;
+      const auto* begin =
+          reinterpret_cast<const char*>(last ? next : p.block(block) + stored_bytes(end));
+      const int64_t more = std::min(slice, last ? size.groups : size.groups - end);
+      Following following{begin, begin ? begin + stored_bytes(more) : nullptr};
       const GroupTile tile{p.input.row(first), p.input.ld, rows, b, size.depth,
-                           p.groups_of(block, first), p.is_signed};
+                           p.groups_of(block, first), p.is_signed, &following};
       p.path.groups->panel(tile, g, end, totals);
       continue;
     }
@@ -208,7 +217,12 @@ void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64
       const int64_t row = first + i % strips * strip;
       const int64_t rows = std::min(strip, first + count - row);
       totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
-        multiply_strip(p, block, row, rows, tile_rows, panel.as<uint8_t>(), sums.as<int32_t>(), to);
+        const bool other_half = block + size.blocks < size.halves * size.blocks;
+        const uint8_t* next = other_half    ? p.block(block + size.blocks)
+                              : i + 1 < end ? p.block((i + 1) / strips)
+                                            : nullptr;
+        multiply_strip(p, block, row, rows, tile_rows, next, panel.as<uint8_t>(),
+                       sums.as<int32_t>(), to);
       });
     }
     p.path.release();
