@@ -73,8 +73,26 @@ QFUSE_INLINE void multiply_bytes(const uint8_t* a, int64_t lda, const uint8_t* b
   });
 }
 
-// Adds the groups from `first` until `last` to totals; the weights begin with the first one.
-template <Stored W, int Rows, class Has>
+constexpr int32_t kNoZeros[kGroupRows] = {};
+
+// The zero points of rows, negated, in the low halves of words.
+template <int Rows>
+struct NegatedZeros {
+  QFUSE_INLINE explicit NegatedZeros(const int32_t* zeros) {
+    for (int i = 0; i < Rows; ++i) word[i] = -zeros[i] & 0xffff;
+  }
+
+  // sum -= zero of a row * numbers, which are less than 2^15: one instruction instead of three.
+  QFUSE_INLINE void add(Words& sum, int row, __m512i numbers) const {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32(word[row])), "v"(numbers));
+  }
+
+  int32_t word[Rows];
+};
+
+// Adds the groups from `first` until `last` to totals; the weights begin with the first one. `Low`
+// is whether the sums of weights fit 16 bits.
+template <Stored W, int Rows, class Has, bool Low>
 void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
   constexpr int kTotals = Rows * kColumnVectors;
   constexpr bool kCodes = W == Stored::codes;
@@ -83,6 +101,9 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
   const int64_t ahead = Rows <= 2 && t.depth >= kLongGroup ? 0 : kAhead;
+  // What is left to add at the end of a group.
+  using Left = Zeros<Has::kX && !Low, Has::kW>;
+  const NegatedZeros<Rows> zeros(Has::kX && Low ? g.x_zero : kNoZeros);
   Fetcher fetcher(t.following);
   for (int64_t group = first; group < last; ++group) {
     fetcher.step();
@@ -90,6 +111,14 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
       total[I] = start_of<Has>(g, group, I / kColumnVectors);
     });
+    if constexpr (Has::kX && Low) {
+      Unrolled<kColumnVectors>::run([&]<int V>() QFUSE_LAMBDA {
+        const auto numbers = bits<__m512i>(w_sums(g, group * qfuse::kBlock + V * kLanes));
+        Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
+          zeros.add(total[R * kColumnVectors + V], R, numbers);
+        });
+      });
+    }
     for (int64_t k = 0; k < t.depth; k += kStep) {
       if constexpr (Rows <= qfuse::kStreamRows && W != Stored::unpacked) {
         Unrolled<kColumnVectors>::run(
@@ -103,7 +132,7 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
       a += kStep * qfuse::kGroup;
       b += qfuse::kBlock * qfuse::kGroup;
     }
-    add_shares<Rows, kColumnVectors, Has>(g, group, 0, total, totals);
+    add_shares<Rows, kColumnVectors, Left>(g, group, 0, total, totals);
   }
 }
 
@@ -111,7 +140,11 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
 template <Stored W>
 void multiply_some_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
   in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
-    multiply_groups<W, Rows, Has>(some, first, last, to);
+    if (Has::kX && some.groups.short_sums) {
+      multiply_groups<W, Rows, Has, Has::kX>(some, first, last, to);
+    } else {
+      multiply_groups<W, Rows, Has, false>(some, first, last, to);
+    }
   });
 }
 
@@ -120,8 +153,8 @@ void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   multiply_some_groups<W>(t, 0, t.groups.count, totals);
 }
 
-// Rows from which on unpacking a panel of weights takes less than unpacking them for every tile.
-constexpr int64_t kCodeRows = 24;
+// Up to how many rows weights are unpacked in registers; those of more tiles share a panel.
+constexpr int64_t kCodeRows = kGroupRows;
 
 constexpr qfuse::GroupKernels group_kernels{&unpack,
                                             &add_group,
