@@ -46,11 +46,12 @@ struct GroupKernels {
   // Path::multiply. Bytes are multiplied by unsigned ones, unless the path keeps signs.
   void (*codes)(const GroupTile& tile, float* totals);
   void (*bytes)(const GroupTile& tile, float* totals);
-  // The same for the groups from `first` until `last`, whose unpacked values are the bytes of the
-  // tile. Rows are signed, unless the path keeps signs. Null if that is done with the above.
+  // The same for the groups from `first` until `last`, whose bytes, or unpacked 4-bit values, are
+  // those of the tile. Null if that is done with the above.
   void (*panel)(const GroupTile& tile, int64_t first, int64_t last, float* totals) = nullptr;
-  // Up to how many rows `codes` is at least as fast as unpacking.
+  // Up to how many rows `codes` and `bytes` are at least as fast as panels.
   int64_t code_rows = INT64_MAX;
+  int64_t byte_rows = INT64_MAX;
 };
 
 }  // namespace qfuse

@@ -283,6 +283,7 @@ qfuse::Path path_with_tiles(const qfuse::Path& other, const char* name) {
   groups.bytes = &multiply_bytes;
   groups.panel = &multiply_panel;
   groups.code_rows = kTileRows;
+  groups.byte_rows = INT64_MAX;
   qfuse::Path path = other;
   path.name = name;
   path.flips_slowly = false;

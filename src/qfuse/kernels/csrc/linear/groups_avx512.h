@@ -100,6 +100,7 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
   const uint8_t* a = t.a + first * t.depth * qfuse::kGroup;
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
+  const bool is_stream = W != Stored::unpacked && first == 0 && last == g.count;
   const int64_t ahead = Rows <= 2 && t.depth >= kLongGroup ? 0 : kAhead;
   // What is left to add at the end of a group.
   using Left = Zeros<Has::kX && !Low, Has::kW>;
@@ -120,7 +121,7 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
       });
     }
     for (int64_t k = 0; k < t.depth; k += kStep) {
-      if constexpr (Rows <= qfuse::kStreamRows && W != Stored::unpacked) {
+      if (Rows <= qfuse::kStreamRows && is_stream) {
         Unrolled<kColumnVectors>::run(
             [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + ahead + 64 * V, _MM_HINT_T0); });
       }
@@ -153,14 +154,18 @@ void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   multiply_some_groups<W>(t, 0, t.groups.count, totals);
 }
 
-// Up to how many rows weights are unpacked in registers; those of more tiles share a panel.
-constexpr int64_t kCodeRows = kGroupRows;
+// Of rows of several tiles, each reads some groups from the L1 cache. Rows are signed with 4-bit values.
+void multiply_panel(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
+  if (t.is_signed) return multiply_some_groups<Stored::unpacked>(t, first, last, totals);
+  multiply_some_groups<Stored::bytes>(t, first, last, totals);
+}
 
 constexpr qfuse::GroupKernels group_kernels{&unpack,
                                             &add_group,
                                             &multiply_group_tile<Stored::codes>,
                                             &multiply_group_tile<Stored::bytes>,
-                                            &multiply_some_groups<Stored::unpacked>,
-                                            kCodeRows};
+                                            &multiply_panel,
+                                            kGroupRows,
+                                            kGroupRows};
 
 }  // namespace

@@ -24,7 +24,7 @@ using Multiply = void (*)(const GroupTile& tile, float* totals);
 
 Multiply direct_kernel(const Path& path, bool packed, int64_t rows) {
   const GroupKernels& kernels = *path.groups;
-  if (!packed) return kernels.bytes;
+  if (!packed) return rows <= kernels.byte_rows ? kernels.bytes : nullptr;
   return rows <= kernels.code_rows ? kernels.codes : nullptr;
 }
 
