@@ -60,8 +60,8 @@ def kernels_in_use() -> str:
     if not is_loaded():
         return ""
     path = kernels.load().path
-    # The folder is named after the sources, the file after the compiler. Those of a saved model were
-    # not built here.
+    # The folder is named after the sources, the file after the compiler. Those of a saved model
+    # were not built here.
     library = "saved" if path is None else f"{path.parent.name}/{path.name}"
     return f"{library} {torch.ops.qfuse.chosen_kernels()}"
 
