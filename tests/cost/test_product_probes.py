@@ -51,6 +51,7 @@ class Machine:
         monkeypatch: pytest.MonkeyPatch,
         overhead: float = 0.0,
         depths: tuple[int, int] = DEPTHS,
+        group: int | None = None,
     ) -> tuple[RowRate, ...]:
         """Measure the product; return its rates."""
 
@@ -59,7 +60,7 @@ class Machine:
             return ProductProbe(torch.float32, self.call, self.weight_bytes, depth)
 
         monkeypatch.setattr(product_probes, "_AREA_BYTES", 8 << 20)
-        probed = {ProductKind.INT8: ProbedProduct(build, depths=depths)}
+        probed = {ProductKind.INT8: ProbedProduct(build, depths=depths, group=group)}
 
         def counted() -> None:
             self.rounds += 1
@@ -87,6 +88,18 @@ def test_rates_are_those_of_the_clock(
     assert [one.column_seconds for one in found] == pytest.approx([2e-9] * len(ROWS), rel=1e-2)
     # The deadline is over.
     assert machine.rounds == 4
+
+
+def test_scales_of_groups_count_as_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda rows, depth: COLUMNS * 2e-9 + rows * depth / 256 * 1e-6)
+
+    plain, grouped = machine.rates(monkeypatch), machine.rates(monkeypatch, group=32)
+
+    # The same time for 32 products, and 12 for the scale.
+    expected = [one.rate * 44 / 32 for one in plain]
+    assert [one.rate for one in grouped] == pytest.approx(expected)
+    expected = [one.column_seconds for one in plain]
+    assert [one.column_seconds for one in grouped] == pytest.approx(expected, rel=1e-6)
 
 
 def test_weights_are_read_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

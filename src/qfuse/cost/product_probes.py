@@ -22,7 +22,7 @@ from qfuse import kernels
 from qfuse.cost import _torch_api
 from qfuse.cost.probes import timed
 from qfuse.cost.rates import ProductRates, RowRate
-from qfuse.cost.work import ProductKind
+from qfuse.cost.work import GROUP_PRODUCTS, ProductKind
 from qfuse.ir.aten import aten
 from qfuse.targets import Target
 from qfuse.targets.huge_pages import HugePages
@@ -188,6 +188,7 @@ class ProbedProduct:
         depths: Lengths of the sums, a long and a short one.
         own: Whether the kernels are those of qfuse.
         library: Whether each call sets up a oneDNN primitive.
+        group: Input features that share a scale, if scales count as products.
     """
 
     build: Build
@@ -195,6 +196,14 @@ class ProbedProduct:
     depths: tuple[int, int] = DEPTHS
     own: bool = False
     library: bool = False
+    group: int | None = None
+
+    @property
+    def counted_depths(self) -> tuple[float, float]:
+        """The products of a long and a short sum, as :data:`GROUP_PRODUCTS` counts them."""
+        more = 0.0 if self.group is None else GROUP_PRODUCTS / self.group
+        long, short = self.depths
+        return long * (1 + more), short * (1 + more)
 
     def timed(self, area: WeightArea, clock: Clock) -> dict[int, list[TimedProduct]]:
         """Return what times long and short sums, by rows; without rows that take too long."""
@@ -239,7 +248,7 @@ def product_rates(
         between()
     found = []
     for product, by_rows in timed.items():
-        depths, taken = probed[product].depths, overhead(probed[product])
+        depths, taken = probed[product].counted_depths, overhead(probed[product])
         rates = (
             _row_rate(rows, depths, long.without_call(taken), short.without_call(taken))
             for rows, (long, short) in by_rows.items()
@@ -248,7 +257,7 @@ def product_rates(
     return found
 
 
-def _row_rate(rows: int, depths: tuple[int, int], long: float, short: float) -> RowRate:
+def _row_rate(rows: int, depths: tuple[float, float], long: float, short: float) -> RowRate:
     """Return the rate, and the time of a column, from the times of long and short sums."""
     deep, shallow = depths
     per_step = (long - short) / (deep - shallow)
@@ -276,7 +285,7 @@ def probed_products(target: Target) -> Mapping[ProductKind, ProbedProduct]:
         found[ProductKind.ATEN_BF16_INT8] = ProbedProduct(partial(_aten_weight_only, bf16))
     if _torch_api.kernels_in_use():
         found[ProductKind.INT8] = ProbedProduct(_int8, depths=INT8_DEPTHS, own=True)
-        found[ProductKind.INT8_INT4] = ProbedProduct(_int8_int4, own=True)
+        found[ProductKind.INT8_INT4] = ProbedProduct(_int8_int4, own=True, group=_GROUP)
         found[ProductKind.F32_INT8] = ProbedProduct(partial(_weight_only_int8, f32), own=True)
         found[ProductKind.F32_INT4] = ProbedProduct(partial(_weight_only_int4, f32), own=True)
         found[ProductKind.BF16_INT8] = ProbedProduct(partial(_weight_only_int8, bf16), own=True)

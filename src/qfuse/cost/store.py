@@ -22,7 +22,7 @@ from qfuse.targets import Target, cache_directory, write_atomically
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 5
+_FORMAT = 6
 # A profile measured on a busy machine is measured again by later processes, up to this often, and
 # the best speeds are kept. Then it is final, so that the keys of compiled models become stable.
 _MAX_ATTEMPTS = 3

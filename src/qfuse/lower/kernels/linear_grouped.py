@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch.fx.node import Argument
 
+from qfuse.cost.work import GROUP_PRODUCTS
 from qfuse.ir.dtypes import BYTES
 from qfuse.ir.graph.stage_graph import constant_of
 from qfuse.ir.ops.views import QuantParams
@@ -36,9 +37,6 @@ from qfuse.lower.problems.linear import LinearProblem
 from qfuse.rewrite.prelude import Rewriter
 
 _FOUR = 4
-# The overhead of a group as a number of extra input features: scaling its sums takes about as long
-# as 12 products, and its scale and sum have as many bytes as 12 4-bit values.
-_GROUP_COST = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,8 @@ class LinearGrouped(Int8Linear):
         groups = group_count(params.spec, problem.k)
         assert isinstance(groups, int), "checked before"
         # A single group is scaled after the matmul, as in the kernels without groups.
-        return problem.k + (groups * _GROUP_COST if groups > 1 else 0)
+        # The scale and the sum of a group have as many bytes as 4-bit values of these products.
+        return problem.k + (groups * GROUP_PRODUCTS if groups > 1 else 0)
 
     def weight_operands(
         self, problem: LinearProblem, rw: Rewriter, *, halves: bool
