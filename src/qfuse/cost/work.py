@@ -48,6 +48,10 @@ class ProductKind(StrEnum):
         return _BITS.get(self, 8)
 
 
+GROUP_PRODUCTS = 12
+"""How many products a scale of a group of input features counts as: scaling a sum takes about as
+long."""
+
 _PRODUCTS = {
     (ComputeKind.F32, 32): ProductKind.F32,
     (ComputeKind.F32, 8): ProductKind.F32_INT8,
@@ -59,10 +63,6 @@ _PRODUCTS = {
     (ComputeKind.INT8, 4): ProductKind.INT8_INT4,
 }
 
-
-GROUP_PRODUCTS = 12
-"""The products that count for a scale of a group of input features, besides those of the group:
-scaling a sum takes about as long."""
 
 _BITS = {product: bits for (_, bits), product in _PRODUCTS.items()}
 

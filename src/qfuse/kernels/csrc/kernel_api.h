@@ -134,6 +134,10 @@ struct Epilogue {
 // Memory that is read after a tile. Its products may fetch some lines of it at a time, which moves
 // `begin`; many lines at once would delay what they read themselves.
 struct Following {
+  Following() = default;
+  Following(const void* data, int64_t bytes)
+      : begin(static_cast<const char*>(data)), end(begin + bytes) {}
+
   const char* begin = nullptr;
   const char* end = nullptr;
 };

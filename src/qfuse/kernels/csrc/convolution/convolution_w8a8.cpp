@@ -310,8 +310,7 @@ class Worker {
   // Those of the next block; none after the last one.
   Following weights_behind(const Part& part, int64_t block, const int8_t* weight) const {
     if (block + 1 == p_.blocks * p_.g.groups) return {};
-    const auto* begin = reinterpret_cast<const char*>(weight + p_.depth * kBlock * kGroup);
-    return {begin, begin + part.depth * kBlock * kGroup};
+    return {weight + p_.depth * kBlock * kGroup, part.depth * kBlock * kGroup};
   }
 
   // The scales of a block, counted over all groups, from a phase on.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "linear/int8_operands.h"
 #include "parallel.h"
 #include "quantized/stored.h"
 #include "tensors.h"
@@ -47,12 +48,6 @@ void check_weight(const GroupedLinear& l, const GroupedSize& size) {
   } else if (l.w_zero_point) {
     check_blocks(*l.w_zero_point, at::kChar, size, "w_zero_point");
   }
-}
-
-// Copies a row, optionally with flipped sign bits, padded with zeros.
-void copy_row(const uint8_t* from, int64_t count, uint8_t flip, uint8_t* to, int64_t ld) {
-  for (int64_t k = 0; k < count; ++k) to[k] = from[k] ^ flip;
-  std::memset(to + count, 0, ld - count);
 }
 
 template <class Byte>
@@ -119,7 +114,10 @@ GroupedInput grouped_input(const GroupedLinear& l, const Rows& x, const GroupedS
   auto* terms = input.terms.defined() ? input.terms.mutable_data_ptr<int32_t>() : nullptr;
   const auto work = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      if (copy) copy_row(from + i * x.ld, size.k, flips ? 0x80 : 0, copy + i * ld, ld);
+      if (copy) {
+        copy_flipped(from + i * x.ld, size.k, flips ? kSignBits : 0, copy + i * ld);
+        std::memset(copy + i * ld + size.k, 0, ld - size.k);
+      }
       if (!terms) continue;
       const uint8_t* row = copy ? copy + i * ld : from + i * x.ld;
       const auto sum = wants_signed ? &terms_of<int8_t> : &terms_of<uint8_t>;

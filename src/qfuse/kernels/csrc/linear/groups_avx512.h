@@ -154,7 +154,7 @@ void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   multiply_some_groups<W>(t, 0, t.groups.count, totals);
 }
 
-// Of rows of several tiles, each reads some groups from the L1 cache. Rows are signed with 4-bit values.
+// Each tile reads these groups from the L1 cache. Rows are signed with 4-bit values.
 void multiply_panel(const qfuse::GroupTile& t, int64_t first, int64_t last, float* totals) {
   if (t.is_signed) return multiply_some_groups<Stored::unpacked>(t, first, last, totals);
   multiply_some_groups<Stored::bytes>(t, first, last, totals);

@@ -2,6 +2,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstring>
+
 #include "linear/operands.h"
 
 namespace qfuse {
@@ -13,7 +15,19 @@ void check_int8(const Int8Operands& o, int64_t k) {
   TORCH_CHECK(k <= most, "K is ", k, "; int32 sums are exact up to ", most);
 }
 
-uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? 0x80808080u : 0u; }
+uint32_t flip_of(const at::Tensor& x) { return x.scalar_type() == at::kChar ? kSignBits : 0u; }
+
+void copy_flipped(const uint8_t* from, int64_t count, uint32_t flip, uint8_t* to) {
+  const uint64_t flips = uint64_t{flip} << 32 | flip;
+  int64_t k = 0;
+  for (; k + 8 <= count; k += 8) {
+    uint64_t eight;
+    std::memcpy(&eight, from + k, sizeof(eight));
+    eight ^= flips;
+    std::memcpy(to + k, &eight, sizeof(eight));
+  }
+  for (; k < count; ++k) to[k] = from[k] ^ static_cast<uint8_t>(flip);
+}
 
 int32_t shift_of(uint32_t flip, const Path& path) { return flip && path.keeps_sign ? 128 : 0; }
 

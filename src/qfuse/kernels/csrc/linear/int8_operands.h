@@ -35,8 +35,14 @@ constexpr int64_t max_depth(bool two_zero_points) {
 // Checks the type of `x`, and that int32 sums over `k` products are exact.
 void check_int8(const Int8Operands& o, int64_t k);
 
-// What makes unsigned bytes of those of `x`: 0x80 per byte of signed ones.
+// What makes unsigned bytes of signed ones, and the reverse.
+constexpr uint32_t kSignBits = 0x80808080u;
+
+// What makes unsigned bytes of those of `x`.
 uint32_t flip_of(const at::Tensor& x);
+
+// Copies bytes, with such a flip or none.
+void copy_flipped(const uint8_t* from, int64_t count, uint32_t flip, uint8_t* to);
 
 // 128 if a path multiplies bytes with a flip as signed ones, else 0: what unsigned bytes and their
 // zero points are above them.

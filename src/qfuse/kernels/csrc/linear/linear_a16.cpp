@@ -146,9 +146,7 @@ void stream(const Problem& p, const Digits& digits, const Epilogue& epilogue) {
 Following panel_codes(const RealWeight& w, int64_t block, int64_t k) {
   if (block >= w.blocks()) return {};
   const int64_t words = std::min(kDepth, w.depth() - k) / w.codes_per_word();
-  const uint8_t* first = w.block(block, k / w.codes_per_word()).codes;
-  const auto* begin = reinterpret_cast<const char*>(first);
-  return {begin, begin + words * kBlock * 4};
+  return {w.block(block, k / w.codes_per_word()).codes, words * kBlock * 4};
 }
 
 // Writes the result of a strip of rows, of which `row` is the first, and a block. `next` is the block

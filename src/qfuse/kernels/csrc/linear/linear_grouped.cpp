@@ -56,10 +56,6 @@ struct Problem {
 
   int64_t columns(int64_t block) const { return std::min(kBlock, size.columns() - block * kBlock); }
   const uint8_t* block(int64_t i) const { return w + i * size.block_bytes; }
-  Following weights(int64_t i) const {
-    const auto* begin = reinterpret_cast<const char*>(block(i));
-    return {begin, begin + size.block_bytes};
-  }
 
   Groups groups_of(int64_t block, int64_t row) const {
     const auto moved = [](auto* from, int64_t by) { return from ? from + by : nullptr; };
@@ -150,21 +146,12 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   const int64_t strips = parts_of(count, tile_rows);
   const auto work = [&](int64_t begin, int64_t end) {
     const Totals totals(p, tile_rows);
-    Following next[2];  // blocks, one for each half
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i % strips * tile_rows;
       const int64_t rows = std::min(tile_rows, first + count - row);
-      // With few rows, weights are a stream, which the kernels fetch ahead.
-      if (strips > 1 && (i == begin || i % strips == 0)) {
-        const int64_t block = i / strips + 1;
-        const bool is_last = block * strips >= end;
-        for (int64_t half = 0; half < size.halves; ++half) {
-          next[half] = is_last ? Following{} : p.weights(half * size.blocks + block);
-        }
-      }
       totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
         p.direct({p.input.row(row), p.input.ld, rows, p.block(block), size.depth,
-                  p.groups_of(block, row), p.is_signed, &next[block / size.blocks]},
+                  p.groups_of(block, row), p.is_signed},
                  to);
       });
     }
@@ -193,10 +180,9 @@ void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows
     }
     if (p.path.groups->panel) {
       const bool last = end == size.groups;
-      const auto* begin =
-          reinterpret_cast<const char*>(last ? next : p.block(block) + stored_bytes(end));
+      const uint8_t* behind = last ? next : p.block(block) + stored_bytes(end);
       const int64_t more = std::min(slice, last ? size.groups : size.groups - end);
-      Following following{begin, begin ? begin + stored_bytes(more) : nullptr};
+      Following following = behind ? Following(behind, stored_bytes(more)) : Following();
       const GroupTile tile{p.input.row(first), p.input.ld, rows, b, size.depth,
                            p.groups_of(block, first), p.is_signed, &following};
       p.path.groups->panel(tile, g, end, totals);

@@ -3,7 +3,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "isa/select.h"
@@ -188,18 +187,8 @@ class FlippedStrip {
 
  private:
   void copy(int64_t first, int64_t count) {
-    const uint64_t flip = uint64_t{a_.flip} << 32 | a_.flip;
     for (int64_t i = 0; i < count; ++i) {
-      const uint8_t* from = a_.data + (first + i) * a_.ld;
-      uint8_t* to = copy_.as<uint8_t>() + i * ld_;
-      int64_t k = 0;
-      for (; k + 8 <= ld_; k += 8) {
-        uint64_t eight;
-        std::memcpy(&eight, from + k, sizeof(eight));
-        eight ^= flip;
-        std::memcpy(to + k, &eight, sizeof(eight));
-      }
-      for (; k < ld_; ++k) to[k] = from[k] ^ static_cast<uint8_t>(flip);
+      copy_flipped(a_.data + (first + i) * a_.ld, ld_, a_.flip, copy_.as<uint8_t>() + i * ld_);
     }
   }
 
@@ -226,8 +215,7 @@ void run(const Problem& p, const Epilogue& epilogue, int64_t first, int64_t coun
                 columns};
   };
   const auto weights_of = [&](int64_t block) {
-    const auto* begin = reinterpret_cast<const char*>(p.w + block * block_bytes);
-    return Following{begin, begin + block_bytes};
+    return Following(p.w + block * block_bytes, block_bytes);
   };
   const auto work = [&](int64_t begin, int64_t end) {
     const Buffer sums(size.halves * tile_rows * kBlock * sizeof(int32_t));

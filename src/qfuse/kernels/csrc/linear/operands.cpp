@@ -334,7 +334,7 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
 
 void prefetch_result(const Epilogue& e, int64_t row, int64_t rows, int64_t column,
                      int64_t columns) {
-  const int64_t size = e.out_type == Element::f32 ? 4 : e.out_type < Element::s8 ? 2 : 1;
+  const int64_t size = bytes_of(e.out_type);
   const auto* to = static_cast<const char*>(e.out) + ((row - e.out_row) * e.out_ld + column) * size;
   for (int64_t i = 0; i < rows; ++i, to += e.out_ld * size) {
     for (int64_t j = 0; j < columns * size; j += kLine) __builtin_prefetch(to + j, 1);
