@@ -106,18 +106,24 @@ struct RowOfProducts {
   RowOfTotals totals;
 };
 
-// The same of float sums, whose rows have no scales.
+// The same of float sums, with scales of rows, of columns, of both or of none.
 template <int Vectors>
 struct RowOfRealProducts {
-  QFUSE_INLINE RowOfRealProducts(const qfuse::Epilogue& e, const Columns<Vectors>& c, int64_t)
-      : scaled(e.w_scale != nullptr), columns(c) {}
+  QFUSE_INLINE RowOfRealProducts(const qfuse::Epilogue& e, const Columns<Vectors>& c, int64_t row)
+      : by_row(e.x_scale != nullptr),
+        by_column(e.w_scale != nullptr),
+        scale(by_row ? e.x_scale[e.scale_per_row ? row : 0] : 1.0f),
+        columns(c) {}
 
   QFUSE_INLINE Floats at(const float* sums, int64_t v) const {
-    const Floats sum = load<Floats>(sums + v * kLanes, kLanes);
-    return scaled ? sum * columns.scale[v] : sum;
+    Floats sum = load<Floats>(sums + v * kLanes, kLanes);
+    if (by_row) sum = sum * scale;
+    return by_column ? sum * columns.scale[v] : sum;
   }
 
-  bool scaled;
+  bool by_row;
+  bool by_column;
+  float scale;
   const Columns<Vectors>& columns;
 };
 
@@ -141,7 +147,7 @@ QFUSE_INLINE void write_products(const qfuse::Epilogue& e, const Sum* sums, int6
 
 // Whether that is all that an epilogue does.
 bool writes_products(const qfuse::Epilogue& e) {
-  const bool scales = e.real_sums ? !e.x_scale : e.w_scale != nullptr;
+  const bool scales = e.real_sums || e.w_scale != nullptr;
   return scales && e.steps == 0 && e.out_type < qfuse::Element::s8 &&
          static_cast<qfuse::Real>(e.out_type) == e.real;
 }

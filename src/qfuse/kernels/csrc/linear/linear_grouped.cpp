@@ -19,6 +19,9 @@ namespace {
 
 // K per panel of bytes: 32 KiB, so that it stays in a near cache.
 constexpr int64_t kPanelDepth = 128;
+// Rows that are multiplied, and finished after the last panel, before the next ones are, so that
+// their totals and results stay in the L1 cache.
+constexpr int64_t kFinishedRows = 24;
 
 using Multiply = void (*)(const GroupTile& tile, float* totals);
 
@@ -117,15 +120,15 @@ class Totals {
   Totals(const Problem& p, int64_t rows)
       : halves_(p.size.halves), count_(rows * kBlock), buffer_(halves_ * count_ * sizeof(float)) {}
 
-  // Calls make(block, totals) with totals that are zero, then writes the results.
-  template <class Make>
+  // Makes all of them zero.
+  void clear() const { std::fill_n(of_half(0), halves_ * count_, 0.0f); }
+
+  float* of_half(int64_t half) const { return buffer_.as<float>() + half * count_; }
+
+  // Writes the results of `rows` rows from `row` on, whose totals begin with those of row `at`.
   void finish(const Problem& p, const Epilogue& epilogue, int64_t block, int64_t row, int64_t rows,
-              const Make& make) const {
-    auto* totals = buffer_.as<float>();
-    std::fill_n(totals, halves_ * count_, 0.0f);
-    for (int64_t half = 0; half < halves_; ++half) {
-      make(half * p.size.blocks + block, totals + half * count_);
-    }
+              int64_t at) const {
+    const float* totals = of_half(0) + at * kBlock;
     const int64_t columns = p.columns(block);
     if (halves_ == 1) {
       p.path.finish(epilogue, totals, row, rows, block * kBlock, columns);
@@ -147,13 +150,17 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   const auto work = [&](int64_t begin, int64_t end) {
     const Totals totals(p, tile_rows);
     for (int64_t i = begin; i < end; ++i) {
+      const int64_t block = i / strips;
       const int64_t row = first + i % strips * tile_rows;
       const int64_t rows = std::min(tile_rows, first + count - row);
-      totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
-        p.direct({p.input.row(row), p.input.ld, rows, p.block(block), size.depth,
-                  p.groups_of(block, row), p.is_signed},
-                 to);
-      });
+      totals.clear();
+      for (int64_t half = 0; half < size.halves; ++half) {
+        const int64_t of_half = half * size.blocks + block;
+        p.direct({p.input.row(row), p.input.ld, rows, p.block(of_half), size.depth,
+                  p.groups_of(of_half, row), p.is_signed},
+                 totals.of_half(half));
+      }
+      totals.finish(p, epilogue, block, row, rows, 0);
     }
     p.path.release();
   };
@@ -162,41 +169,75 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
-// Adds the totals of a strip, some groups at a time, which are unpacked once for all rows. `next` are
-// the weights that are read after it, or null.
-void multiply_strip(const Problem& p, int64_t block, int64_t first, int64_t rows,
-                    int64_t tile_rows, const uint8_t* next, uint8_t* panel, int32_t* sums,
+// Groups of a block of weights, as bytes, and what is read after them.
+struct Slice {
+  int64_t block;
+  int64_t first;  // group
+  int64_t last;
+  const uint8_t* bytes;
+  Following following{};
+};
+
+// Adds the groups of a slice to the totals of some rows.
+void multiply_slice(const Problem& p, Slice& slice, int64_t row, int64_t rows, int32_t* sums,
                     float* totals) {
+  const int64_t depth = p.size.depth;
+  if (p.path.groups->panel) {
+    const GroupTile tile{p.input.row(row), p.input.ld, rows, slice.bytes, depth,
+                         p.groups_of(slice.block, row), p.is_signed, &slice.following};
+    return p.path.groups->panel(tile, slice.first, slice.last, totals);
+  }
+  const int64_t tile_rows = p.path.tile_rows(p.size.rows);
+  for (int64_t i = 0; i < rows; i += tile_rows) {
+    const int64_t count = std::min(tile_rows, rows - i);
+    const Groups groups = p.groups_of(slice.block, row + i);
+    const auto* codes = reinterpret_cast<const int8_t*>(slice.bytes);
+    for (int64_t at = slice.first; at < slice.last; ++at, codes += depth * kGroup * kBlock) {
+      p.path.multiply({p.input.row(row + i) + at * depth * kGroup, p.input.ld, 0, count, codes,
+                       depth, kBlock},
+                      sums);
+      p.path.groups->add(groups, at, sums, count, totals + i * kBlock);
+    }
+  }
+}
+
+// Writes the result of a strip of rows and a block, and of the other half of a GLU: some groups at a
+// time, which are unpacked once for all rows. `next` are the weights that are read after it, or null.
+void run_strip(const Problem& p, const Epilogue& epilogue, int64_t block, int64_t first,
+               int64_t rows, const uint8_t* next, uint8_t* panel, int32_t* sums,
+               const Totals& totals) {
   const GroupedSize& size = p.size;
-  const int64_t slice = std::max<int64_t>(1, kPanelDepth / std::max<int64_t>(size.depth, 1));
-  const int64_t group_bytes = size.depth * kGroup * kBlock;
-  const auto stored_bytes = [&](int64_t groups) { return groups * group_bytes / (p.packed ? 2 : 1); };
-  for (int64_t g = 0; g < size.groups; g += slice) {
-    const int64_t end = std::min(size.groups, g + slice);
-    const uint8_t* b = p.block(block) + stored_bytes(g);
-    if (p.packed) {
-      p.path.groups->unpack(b, (end - g) * size.depth / 2, panel);
-      b = panel;
-    }
-    if (p.path.groups->panel) {
+  const int64_t groups = std::max<int64_t>(1, kPanelDepth / std::max<int64_t>(size.depth, 1));
+  const int64_t tile_rows = p.path.tile_rows(size.rows);
+  const int64_t piece = parts_of(kFinishedRows, tile_rows) * tile_rows;
+  const auto stored_bytes = [&](int64_t count) {
+    return count * size.depth * kGroup * kBlock / (p.packed ? 2 : 1);
+  };
+  totals.clear();
+  for (int64_t half = 0; half < size.halves; ++half) {
+    const int64_t of_half = half * size.blocks + block;
+    const bool last_half = half + 1 == size.halves;
+    for (int64_t g = 0; g < std::max<int64_t>(size.groups, 1); g += groups) {
+      const int64_t end = std::min(size.groups, g + groups);
       const bool last = end == size.groups;
-      const uint8_t* behind = last ? next : p.block(block) + stored_bytes(end);
-      const int64_t more = std::min(slice, last ? size.groups : size.groups - end);
-      Following following = behind ? Following(behind, stored_bytes(more)) : Following();
-      const GroupTile tile{p.input.row(first), p.input.ld, rows, b, size.depth,
-                           p.groups_of(block, first), p.is_signed, &following};
-      p.path.groups->panel(tile, g, end, totals);
-      continue;
-    }
-    for (int64_t i = 0; i < rows; i += tile_rows) {
-      const int64_t count = std::min(tile_rows, rows - i);
-      const Groups groups = p.groups_of(block, first + i);
-      for (int64_t at = g; at < end; ++at) {
-        const auto* codes = reinterpret_cast<const int8_t*>(b) + (at - g) * group_bytes;
-        p.path.multiply({p.input.row(first + i) + at * size.depth * kGroup, p.input.ld, 0, count,
-                         codes, size.depth, kBlock},
-                        sums);
-        p.path.groups->add(groups, at, sums, count, totals + i * kBlock);
+      const uint8_t* b = p.block(of_half) + stored_bytes(g);
+      const uint8_t* behind = !last       ? b + stored_bytes(end - g)
+                              : last_half ? next
+                                          : p.block(of_half + size.blocks);
+      const int64_t more = std::min(groups, last ? size.groups : size.groups - end);
+      if (p.packed) {
+        p.path.groups->unpack(b, (end - g) * size.depth / 2, panel);
+        b = panel;
+      }
+      Slice slice{of_half, g, end, b};
+      if (behind) slice.following = Following(behind, stored_bytes(more));
+      for (int64_t i = 0; i < rows; i += piece) {
+        const int64_t row = first + i;
+        const int64_t count = std::min(piece, rows - i);
+        const bool finished = last && last_half;
+        if (finished) prefetch_result(epilogue, row, count, block * kBlock, p.columns(block));
+        multiply_slice(p, slice, row, count, sums, totals.of_half(half) + i * kBlock);
+        if (finished) totals.finish(p, epilogue, block, row, count, i);
       }
     }
   }
@@ -215,14 +256,9 @@ void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i % strips * strip;
       const int64_t rows = std::min(strip, first + count - row);
-      totals.finish(p, epilogue, i / strips, row, rows, [&](int64_t block, float* to) {
-        const bool other_half = block + size.blocks < size.halves * size.blocks;
-        const uint8_t* next = other_half    ? p.block(block + size.blocks)
-                              : i + 1 < end ? p.block((i + 1) / strips)
-                                            : nullptr;
-        multiply_strip(p, block, row, rows, tile_rows, next, panel.as<uint8_t>(),
-                       sums.as<int32_t>(), to);
-      });
+      const uint8_t* next = i + 1 < end ? p.block((i + 1) / strips) : nullptr;
+      run_strip(p, epilogue, i / strips, row, rows, next, panel.as<uint8_t>(),
+                sums.as<int32_t>(), totals);
     }
     p.path.release();
   };
