@@ -169,6 +169,20 @@ void run_direct(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   parallel_for(0, strips * size.blocks, grain_of_cycles(cycles), work);
 }
 
+// What a thread needs for strips of rows.
+struct Scratch {
+  Scratch(const Problem& p, int64_t rows)
+      : tile_rows(p.path.tile_rows(p.size.rows)),
+        panel(std::max(kPanelDepth, p.size.depth) * kGroup * kBlock),
+        sums(std::min(tile_rows, rows) * kBlock * sizeof(int32_t)),
+        totals(p, rows) {}
+
+  const int64_t tile_rows;
+  const Buffer panel;  // of unpacked weights
+  const Buffer sums;   // of a tile and a group
+  const Totals totals;
+};
+
 // Groups of a block of weights, as bytes, and what is read after them.
 struct Slice {
   int64_t block;
@@ -179,17 +193,17 @@ struct Slice {
 };
 
 // Adds the groups of a slice to the totals of some rows.
-void multiply_slice(const Problem& p, Slice& slice, int64_t row, int64_t rows, int32_t* sums,
-                    float* totals) {
+void multiply_slice(const Problem& p, Slice& slice, int64_t row, int64_t rows,
+                    const Scratch& scratch, float* totals) {
   const int64_t depth = p.size.depth;
   if (p.path.groups->panel) {
     const GroupTile tile{p.input.row(row), p.input.ld, rows, slice.bytes, depth,
                          p.groups_of(slice.block, row), p.is_signed, &slice.following};
     return p.path.groups->panel(tile, slice.first, slice.last, totals);
   }
-  const int64_t tile_rows = p.path.tile_rows(p.size.rows);
-  for (int64_t i = 0; i < rows; i += tile_rows) {
-    const int64_t count = std::min(tile_rows, rows - i);
+  auto* sums = scratch.sums.as<int32_t>();
+  for (int64_t i = 0; i < rows; i += scratch.tile_rows) {
+    const int64_t count = std::min(scratch.tile_rows, rows - i);
     const Groups groups = p.groups_of(slice.block, row + i);
     const auto* codes = reinterpret_cast<const int8_t*>(slice.bytes);
     for (int64_t at = slice.first; at < slice.last; ++at, codes += depth * kGroup * kBlock) {
@@ -204,20 +218,18 @@ void multiply_slice(const Problem& p, Slice& slice, int64_t row, int64_t rows, i
 // Writes the result of a strip of rows and a block, and of the other half of a GLU: some groups at a
 // time, which are unpacked once for all rows. `next` are the weights that are read after it, or null.
 void run_strip(const Problem& p, const Epilogue& epilogue, int64_t block, int64_t first,
-               int64_t rows, const uint8_t* next, uint8_t* panel, int32_t* sums,
-               const Totals& totals) {
+               int64_t rows, const uint8_t* next, const Scratch& scratch) {
   const GroupedSize& size = p.size;
   const int64_t groups = std::max<int64_t>(1, kPanelDepth / std::max<int64_t>(size.depth, 1));
-  const int64_t tile_rows = p.path.tile_rows(size.rows);
-  const int64_t piece = parts_of(kFinishedRows, tile_rows) * tile_rows;
+  const int64_t piece = parts_of(kFinishedRows, scratch.tile_rows) * scratch.tile_rows;
   const auto stored_bytes = [&](int64_t count) {
     return count * size.depth * kGroup * kBlock / (p.packed ? 2 : 1);
   };
-  totals.clear();
+  scratch.totals.clear();
   for (int64_t half = 0; half < size.halves; ++half) {
     const int64_t of_half = half * size.blocks + block;
     const bool last_half = half + 1 == size.halves;
-    for (int64_t g = 0; g < std::max<int64_t>(size.groups, 1); g += groups) {
+    for (int64_t g = 0; g < size.groups; g += groups) {
       const int64_t end = std::min(size.groups, g + groups);
       const bool last = end == size.groups;
       const uint8_t* b = p.block(of_half) + stored_bytes(g);
@@ -226,8 +238,8 @@ void run_strip(const Problem& p, const Epilogue& epilogue, int64_t block, int64_
                                           : p.block(of_half + size.blocks);
       const int64_t more = std::min(groups, last ? size.groups : size.groups - end);
       if (p.packed) {
-        p.path.groups->unpack(b, (end - g) * size.depth / 2, panel);
-        b = panel;
+        p.path.groups->unpack(b, (end - g) * size.depth / 2, scratch.panel.as<uint8_t>());
+        b = scratch.panel.as<uint8_t>();
       }
       Slice slice{of_half, g, end, b};
       if (behind) slice.following = Following(behind, stored_bytes(more));
@@ -236,8 +248,9 @@ void run_strip(const Problem& p, const Epilogue& epilogue, int64_t block, int64_
         const int64_t count = std::min(piece, rows - i);
         const bool finished = last && last_half;
         if (finished) prefetch_result(epilogue, row, count, block * kBlock, p.columns(block));
-        multiply_slice(p, slice, row, count, sums, totals.of_half(half) + i * kBlock);
-        if (finished) totals.finish(p, epilogue, block, row, count, i);
+        float* totals = scratch.totals.of_half(half) + i * kBlock;
+        multiply_slice(p, slice, row, count, scratch, totals);
+        if (finished) scratch.totals.finish(p, epilogue, block, row, count, i);
       }
     }
   }
@@ -247,18 +260,13 @@ void run_panels(const Problem& p, const Epilogue& epilogue, int64_t first, int64
   const GroupedSize& size = p.size;
   const int64_t strip = rows_per_strip(count, size.blocks);
   const int64_t strips = parts_of(count, strip);
-  const int64_t tile_rows = std::min(strip, p.path.tile_rows(size.rows));
-  const int64_t depth = std::max(kPanelDepth, size.depth);
   const auto work = [&](int64_t begin, int64_t end) {
-    const Buffer panel(depth * kGroup * kBlock);
-    const Buffer sums(tile_rows * kBlock * sizeof(int32_t));
-    const Totals totals(p, strip);
+    const Scratch scratch(p, strip);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = first + i % strips * strip;
       const int64_t rows = std::min(strip, first + count - row);
       const uint8_t* next = i + 1 < end ? p.block((i + 1) / strips) : nullptr;
-      run_strip(p, epilogue, i / strips, row, rows, next, panel.as<uint8_t>(),
-                sums.as<int32_t>(), totals);
+      run_strip(p, epilogue, i / strips, row, rows, next, scratch);
     }
     p.path.release();
   };
