@@ -5,6 +5,11 @@
 
 namespace {
 
+// The scale of a row of x; one without scales.
+QFUSE_INLINE float row_scale(const qfuse::Epilogue& e, int64_t row) {
+  return e.x_scale ? e.x_scale[e.scale_per_row ? row : 0] : 1.0f;
+}
+
 // The constants of adjacent output features.
 template <int Vectors>
 class Columns : public Span<Vectors> {

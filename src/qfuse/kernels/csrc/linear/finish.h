@@ -8,7 +8,7 @@ namespace {
 // What the totals of a row depend on besides the columns.
 struct RowOfTotals {
   QFUSE_INLINE RowOfTotals(const qfuse::Epilogue& e, int64_t row)
-      : scale(e.x_scale[e.scale_per_row ? row : 0]),
+      : scale(row_scale(e, row)),
         zero(e.zero_per_row ? e.x_zero[row] : 0),
         sum(e.w_zero ? e.x_sums[row] : 0) {}
 
@@ -31,10 +31,10 @@ template <int Vectors>
 QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Vectors>& c, const void* sums,
                            int64_t row, Floats* y) {
   if (e.real_sums) {
-    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
-      y[v] = load<Floats>(static_cast<const float*>(sums) + v * kLanes, kLanes);
-      if (e.x_scale) y[v] = y[v] * e.x_scale[e.scale_per_row ? row : 0];
-    });
+    const auto* from = static_cast<const float*>(sums);
+    const float scale = row_scale(e, row);
+    c.each([&](int64_t v, int64_t)
+               QFUSE_LAMBDA { y[v] = load<Floats>(from + v * kLanes, kLanes) * scale; });
   } else {
     const RowOfTotals of_row(e, row);
     const auto* from = static_cast<const int32_t*>(sums);
@@ -110,20 +110,15 @@ struct RowOfProducts {
 template <int Vectors>
 struct RowOfRealProducts {
   QFUSE_INLINE RowOfRealProducts(const qfuse::Epilogue& e, const Columns<Vectors>& c, int64_t row)
-      : by_row(e.x_scale != nullptr),
-        by_column(e.w_scale != nullptr),
-        scale(by_row ? e.x_scale[e.scale_per_row ? row : 0] : 1.0f),
-        columns(c) {}
+      : scale(row_scale(e, row)), by_column(e.w_scale != nullptr), columns(c) {}
 
   QFUSE_INLINE Floats at(const float* sums, int64_t v) const {
-    Floats sum = load<Floats>(sums + v * kLanes, kLanes);
-    if (by_row) sum = sum * scale;
+    const Floats sum = load<Floats>(sums + v * kLanes, kLanes) * scale;
     return by_column ? sum * columns.scale[v] : sum;
   }
 
-  bool by_row;
-  bool by_column;
   float scale;
+  bool by_column;
   const Columns<Vectors>& columns;
 };
 

@@ -24,6 +24,11 @@ constexpr int64_t kLeastRowsOfStrip = 48;
 // Rows of the largest tile of any instruction set.
 constexpr int64_t kRowsOfLargestTile = 32;
 
+// Rows that are multiplied, and finished after the last panel of weights, before the next ones are, so
+// that their float32 sums and results stay in the L1 cache. A multiple of the rows of every tile of
+// floats in float32.
+constexpr int64_t kFinishedRows = 24;
+
 inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 // Splits rows evenly until there is work for all threads, into whole tiles but for the last one. Sums

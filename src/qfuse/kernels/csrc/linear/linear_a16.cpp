@@ -21,10 +21,8 @@ namespace {
 
 // K per panel: 64 or 128 KiB, so that it stays in the L2 cache.
 constexpr int64_t kDepth = 512;
-// Rows that are multiplied, and finished after the last panel, before the next ones are; a part of
-// the next codes is fetched for each. A multiple of the rows of every tile, of at most 6 in float32.
-constexpr int64_t kFinishedRows = 96;
-constexpr int64_t kFinishedRowsF32 = 24;
+// The same as kFinishedRows in bfloat16: a multiple of the rows of its tiles.
+constexpr int64_t kFinishedRowsBf16 = 96;
 // Minimum work per thread, in products of 16; about 2 us.
 constexpr int64_t kLeastWork = 8000;
 
@@ -155,7 +153,7 @@ void compute_block(const Problem& p, const Epilogue& epilogue, int64_t row, int6
                    int64_t block, int64_t next, void* panel, float* sums) {
   const RealWeight& w = p.weight;
   const int64_t columns = w.columns(block);
-  const int64_t piece = p.type == Real::f32 ? kFinishedRowsF32 : kFinishedRows;
+  const int64_t piece = p.type == Real::f32 ? kFinishedRows : kFinishedRowsBf16;
   const int64_t pieces = parts_of(rows, piece);
   const int64_t most = std::max<int64_t>(w.depth(), 1);  // with K = 0, sums still have to be cleared
   for (int64_t k = 0; k < most; k += kDepth) {

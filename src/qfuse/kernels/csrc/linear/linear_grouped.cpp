@@ -19,9 +19,6 @@ namespace {
 
 // K per panel of bytes: 32 KiB, so that it stays in a near cache.
 constexpr int64_t kPanelDepth = 128;
-// Rows that are multiplied, and finished after the last panel, before the next ones are, so that
-// their totals and results stay in the L1 cache.
-constexpr int64_t kFinishedRows = 24;
 
 using Multiply = void (*)(const GroupTile& tile, float* totals);
 
@@ -243,10 +240,10 @@ void run_strip(const Problem& p, const Epilogue& epilogue, int64_t block, int64_
       }
       Slice slice{of_half, g, end, b};
       if (behind) slice.following = Following(behind, stored_bytes(more));
+      const bool finished = last && last_half;
       for (int64_t i = 0; i < rows; i += piece) {
         const int64_t row = first + i;
         const int64_t count = std::min(piece, rows - i);
-        const bool finished = last && last_half;
         if (finished) prefetch_result(epilogue, row, count, block * kBlock, p.columns(block));
         float* totals = scratch.totals.of_half(half) + i * kBlock;
         multiply_slice(p, slice, row, count, scratch, totals);

@@ -171,7 +171,7 @@ void quantize_columns(const qfuse::Epilogue& e, const int32_t* sums, int64_t row
   const qfuse::Quantizer q = e.quantizer;
   const Ints zero = broadcast(static_cast<int32_t>(q.zero));
   for (int64_t i = 0; i < rows; ++i, sums += qfuse::kBlock, out += e.out_ld, step.advance()) {
-    const float scale = e.x_scale[e.scale_per_row ? row + i : 0];
+    const float scale = row_scale(e, row + i);
     c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
       const Words total = bits<Words>(load<Ints>(sums + v * kLanes, kLanes)) - c.offset[v];
       const Floats x = __builtin_convertvector(bits<Ints>(total), Floats) * scale * c.scale[v];
