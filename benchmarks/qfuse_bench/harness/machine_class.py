@@ -46,6 +46,14 @@ LIMITS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "MKL_ENABLE_INSTRUCTIONS": "AVX512",
             "TORCHINDUCTOR_CPP_MARCH": "cooperlake",
         },
+        "avx_vnni": {
+            "QFUSE_ISA": "avx_vnni",
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2_VNNI",
+            "OV_CPU_MAX_ISA": "AVX2_VNNI",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+            "TORCHINDUCTOR_CPP_MARCH": "x86-64-v3",
+        },
         "avx512": {
             "QFUSE_ISA": "avx512",
             "ATEN_CPU_CAPABILITY": "avx512",
@@ -176,14 +184,14 @@ def restart_with_limits(
     execute(sys.executable, arguments, {**environ, **LIMITS[isa]})
 
 
-def narrower(kind: MachineClass) -> list[str]:
-    """Return the limits below what a machine has, the best first."""
-    ranks = list(_FEATURES)
-    if kind.best not in ranks:
-        return []
-    lower = [isa for isa in LIMITS if ranks.index(isa) > ranks.index(kind.best)]
-    # A processor with AVX-VNNI may lack AVX512, and the other way around.
-    return [isa for isa in lower if kind.best != "avx_vnni" or isa == "avx2"]
+def narrower(target: Target) -> list[str]:
+    """Return the limits below what a machine has, the best first.
+
+    A processor may have AVX-VNNI or AVX512 without the other.
+    """
+    best = _best(target)
+    lower = LIMITS if best in _FEATURES else ()
+    return [isa for isa in lower if isa != best and target.has(_FEATURES[isa])]
 
 
 def _best(target: Target) -> str:
@@ -194,7 +202,7 @@ def _best(target: Target) -> str:
 
 def main() -> None:
     """Print the instruction sets that this machine can be held to, for ``make bench``."""
-    click.echo(" ".join(narrower(MachineClass.here({}))))
+    click.echo(" ".join(narrower(Target.detect(extensions=False))))
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from qfuse.kernels.library import (
     load,
     load_images,
 )
-from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
+from qfuse.kernels.matmul_ops import attention, matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.pack import pack_bytes, pack_floats, pack_weight, unpack_weight, weight_sums
 from qfuse.kernels.pack4 import pack_weight4, unpack_weight4
@@ -73,6 +73,7 @@ __all__ = [
     "KernelImage",
     "KernelLibrary",
     "PackedGroups",
+    "attention",
     "build_every_path",
     "cat_channels",
     "convolution_depthwise_w8a8",

@@ -63,6 +63,7 @@ _FLAGS = (
 )  # fmt: skip
 # Files with plain loops over memory; elsewhere -O3 only makes compilation slower.
 _PLAIN_LOOPS = {
+    "attention/attention.cpp": ("-O3",),
     "convolution/convolution_depthwise.cpp": ("-O3",),
     "convolution/convolution_w8a8.cpp": ("-O3",),
     "convolution/patches.cpp": ("-O3",),

@@ -50,7 +50,7 @@ from qfuse.kernels.grouped_ops import (
     linear_w8a8_grouped_rows,
 )
 from qfuse.kernels.image_activation import image_activation_quantized
-from qfuse.kernels.matmul_ops import matmul_a8a8, matmul_a8a8_quantized
+from qfuse.kernels.matmul_ops import attention, matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.op import KernelOp
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
 from qfuse.kernels.paths import PathLoader
@@ -83,6 +83,7 @@ OPS: tuple[KernelOp[Any], ...] = (
     convolution_depthwise_w8a8_quantized,
     convolution_w4a16,
     convolution_w8a16,
+    attention,
     cat_channels,
     image_activation_quantized,
     matmul_a8a8,

@@ -1,4 +1,22 @@
-"""Int8 products of two activations, and their fakes.
+"""Products of two activations, and their fakes.
+
+``attention`` computes in float32 what torch's ``scaled_dot_product_attention`` does without
+dropout: ``softmax(query @ key.mT * scale + mask) @ value``.
+
+===========  =====================================================================================
+``query``    float32 ``[batch, heads, rows, features]``, any strides, as the two that follow
+``key``      float32 ``[batch, shared, keys, features]``; every ``heads / shared`` adjacent heads of
+             queries have the same keys
+``value``    float32 ``[batch, shared, keys, width]``
+``mask``     ``None``, float32, which is added, or bool, false where a key is left out; broadcasts
+             to ``[batch, heads, rows, keys]``
+``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
+``scale``    a number
+===========  =====================================================================================
+
+A row without keys is 0. The result is a transposed contiguous ``[batch, rows, heads, width]``. It
+depends neither on the number of threads nor, where multiply-adds are rounded once, on the
+instruction set. Up to 15 rows are left to torch's kernel.
 
 ``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
@@ -41,10 +59,11 @@ import torch
 
 from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
-from qfuse.ir.sizes import broadcast_shape
+from qfuse.ir.sizes import broadcast_shape, same_shape
 from qfuse.kernels.op import KernelOp
 
 _MATRIX = 2
+_ATTENTION_AXES = 4
 
 _DEFAULTS: Mapping[str, object] = {
     "x_zero_point": None,
@@ -76,6 +95,24 @@ def _result(a: Any, possible: Collection[torch.dtype]) -> torch.Tensor:
     return made
 
 
+def _attention(a: Any) -> torch.Tensor:
+    for name in ("query", "key", "value"):
+        x = getattr(a, name)
+        if x.dtype is not torch.float32 or x.dim() != _ATTENTION_AXES:
+            raise InputError(
+                f"{name} must be float32 [batch, heads, rows, features], not {x.dtype} "
+                f"{tuple(x.shape)}"
+            )
+    if not same_shape(a.key.shape[:3], a.value.shape[:3]):
+        raise InputError(f"key {tuple(a.key.shape)} and value {tuple(a.value.shape)} do not fit")
+    if a.mask is not None and a.mask.dtype not in (torch.float32, torch.bool):
+        raise InputError(f"the mask must be float32 or bool, not {a.mask.dtype}")
+    batch, heads, rows, _ = a.query.shape
+    out: torch.Tensor = a.query.new_empty((batch, rows, heads, a.value.shape[-1]))
+    return out.transpose(1, 2)
+
+
+attention: KernelOp[torch.Tensor] = KernelOp("attention", _attention)
 matmul_a8a8: KernelOp[torch.Tensor] = KernelOp(
     "matmul_a8a8",
     lambda a: _result(a, FLOATS),

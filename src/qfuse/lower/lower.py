@@ -34,6 +34,7 @@ from qfuse.lower.expand.describe import (
     describe_rowwise,
 )
 from qfuse.lower.expand.expand import Expander
+from qfuse.lower.floats.attention import lower_attention
 from qfuse.lower.floats.choose import FloatChoice, FloatChoices, choose_floats
 from qfuse.lower.floats.form import float_call
 from qfuse.lower.fold import fold_constants
@@ -157,6 +158,8 @@ class _Lowering:
         lower_lookups(self._session)
         # After expansion, since a quantized convolution may run in float.
         lower_conv1d(self._session, self._context.target)
+        # After expansion, which computes quantized attention in float.
+        lower_attention(self._context)
         # After expansion, which may reduce quantized values.
         widen_byte_reductions(self._session)
 

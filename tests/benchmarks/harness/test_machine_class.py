@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -150,8 +151,19 @@ def test_every_limit_says_something_to_every_library() -> None:
         ("avx_vnni", ["avx2"]),
         ("avx512", ["avx2"]),
         ("avx2", []),
-        ("aarch64", []),
+        ("portable", []),
     ],
 )
 def test_a_machine_is_measured_with_all_that_is_below_it(best: str, below: list[str]) -> None:
-    assert narrower(MachineClass(best)) == below
+    assert narrower(Target.for_testing(isa=best)) == below
+
+
+def test_avx_vnni_is_below_avx512_vnni_where_both_are() -> None:
+    target = Target.for_testing(isa="avx512_vnni")
+    both = replace(target, features=target.features | {"avx_vnni"})
+
+    assert narrower(both) == ["avx_vnni", "avx512", "avx2"]
+
+
+def test_another_architecture_cannot_be_held_to_less() -> None:
+    assert narrower(Target.for_testing(isa="portable", architecture="aarch64")) == []

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention/attention.h"
 #include "convolution/cat_channels.h"
 #include "convolution/convolution_a16.h"
 #include "convolution/convolution_depthwise.h"
@@ -131,6 +132,11 @@ Tensor convolution_depthwise_w8a8_quantized(
       {x, x_scale, x_zero_point, w_packed, w_sums, w_scale, w_zero_point, bias, list_of(extras),
        epilogue, product_dtype},
       {kernel, stride, padding, dilation, {}, false, 1}, &output, out_dtype);
+}
+
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
+                 const optional<Tensor>& mask, bool causal, double scale) {
+  return qfuse::attention({query, key, value, mask, causal, scale});
 }
 
 Tensor cat_channels(const Tensor& first, Extras others) {

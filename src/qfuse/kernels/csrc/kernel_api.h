@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "attention_api.h"
 #include "group_api.h"
 
 namespace qfuse {
@@ -367,6 +368,7 @@ struct Path {
   const RealKernels* real;
   const RowKernels* rows;
   const GroupKernels* groups;
+  const AttentionKernels* attention;
   const DigitKernels* digits;  // null where a path has none
 };
 

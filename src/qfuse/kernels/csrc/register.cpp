@@ -32,6 +32,7 @@ namespace {
   KERNEL(linear_w16a32, weight_only<&qfuse::linear_w16a32>) \
   KERNEL(convolution_w4a16, weight_only_convolution<&qfuse::convolution_w4a16>) \
   KERNEL(convolution_w8a16, weight_only_convolution<&qfuse::convolution_w8a16>) \
+  KERNEL(attention, attention) \
   KERNEL(cat_channels, cat_channels) \
   KERNEL(matmul_a8a8, matmul_a8a8) \
   KERNEL(matmul_a8a8_quantized, matmul_a8a8_quantized) \

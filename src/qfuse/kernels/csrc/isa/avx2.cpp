@@ -2,6 +2,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "attention/softmax.h"
 #include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "isa/widened.h"
@@ -29,6 +30,7 @@ QFUSE_PATH_LIBRARY(const qfuse::Path*) {
       .real = &f32_kernels<6, 2>,
       .rows = &row_kernels,
       .groups = &group_kernels,
+      .attention = &attention_kernels,
   };
   return &path;
 }

@@ -3,6 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "attention/softmax.h"
 #include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "isa/widened.h"
@@ -30,6 +31,7 @@ QFUSE_PATH_LIBRARY(const qfuse::Path*) {
       .real = &qfuse::real_avx512(),
       .rows = &row_kernels,
       .groups = &group_kernels,
+      .attention = &attention_kernels,
   };
   return &path;
 }

@@ -1,4 +1,5 @@
 // The path for any processor: the compiler's vector types, without specific instructions.
+#include "attention/softmax.h"
 #include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "linear/finish.h"
@@ -63,6 +64,7 @@ QFUSE_PATH_LIBRARY(const qfuse::Path*) {
       .real = &f32_kernels<4, 2>,
       .rows = &row_kernels,
       .groups = &group_kernels,
+      .attention = &attention_kernels,
   };
   return &path;
 }

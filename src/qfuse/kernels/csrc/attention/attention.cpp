@@ -1,0 +1,261 @@
+#include "attention/attention.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "isa/select.h"
+#include "kernel_api.h"
+#include "linear/buffer.h"
+#include "linear/grain.h"
+#include "parallel.h"
+#include "tensors.h"
+
+namespace qfuse {
+namespace {
+
+// Queries that share what is read of the keys and values; a multiple of the rows of every tile.
+constexpr int64_t kQueries = 48;
+// Keys whose scores are computed before they are used, so that they stay in the L2 cache.
+constexpr int64_t kChunk = 512;
+// With fewer queries, keys and values are read less often than packing would read them.
+constexpr int64_t kLeastQueries = 16;
+constexpr int64_t kProductsPerCycle = 16;
+
+inline int64_t whole_groups(int64_t size) { return parts_of(size, kGroup) * kGroup; }
+
+// The four axes of a tensor: batch, head, row and feature.
+struct Strided {
+  explicit Strided(const at::Tensor& x)
+      : data(x.const_data_ptr<float>()), batch(x.stride(0)), head(x.stride(1)), row(x.stride(2)), feature(x.stride(3)) {}
+
+  const float* at(int64_t b, int64_t h, int64_t r) const { return data + b * batch + h * head + r * row; }
+
+  const float* data;
+  int64_t batch;
+  int64_t head;
+  int64_t row;
+  int64_t feature;
+};
+
+// A row times a factor, followed by zeros up to `padded`.
+void copy_row(const float* from, int64_t stride, int64_t size, float factor, int64_t padded, float* to) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < size; ++i) to[i] = from[i] * factor;
+  } else {
+    for (int64_t i = 0; i < size; ++i) to[i] = from[i * stride] * factor;
+  }
+  std::fill(to + size, to + padded, 0.0f);
+}
+
+void check_axes(const at::Tensor& x, const char* name) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() == 4, name,
+              " must be float32 [batch, heads, rows, features], not ", x.scalar_type(), " ", x.sizes());
+}
+
+// What is the same for all queries of a call.
+class Call {
+ public:
+  explicit Call(const Attention& a)
+      : query_(a.query), key_(a.key), value_(a.value), path_(path_for(a.query.size(2))),
+        batch_(a.query.size(0)), heads_(a.query.size(1)), shared_(a.key.size(1)),
+        rows_(a.query.size(2)), keys_(a.key.size(2)), depth_(a.query.size(3)),
+        width_(a.value.size(3)), scale_(static_cast<float>(a.scale)), causal_(a.causal),
+        result_(empty_tensor({batch_, rows_, heads_, width_}, a.query.options())) {
+    if (!a.mask) return;
+    std::vector<int64_t> sizes = a.mask->sizes().vec();
+    sizes.back() = keys_;
+    at::Tensor mask = a.mask->expand(sizes);
+    if (mask.stride(-1) != 1) mask = mask.contiguous();
+    mask_ = mask.expand({batch_, heads_, rows_, keys_});
+    is_bool_ = mask_.scalar_type() == at::kBool;
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  at::Tensor run() {
+    const int64_t pairs = batch_ * shared_, panels = parts_of(keys_, kBlock);
+    const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
+    const int64_t cycles = std::max<int64_t>(std::min(rows_, kQueries) * keys_ * (depth_ + width_) / kProductsPerCycle, 1);
+    const int64_t threads = at::get_num_threads();
+    if (pairs % threads == 0 || pairs >= 4 * threads) {
+      // Every thread packs what it reads, which stays in its cache.
+      parallel_for(0, pairs, grain_of_cycles(cycles * blocks * each), [&](int64_t begin, int64_t end) {
+        const Buffer packed(bytes_of_pair());
+        for (int64_t pair = begin; pair < end; ++pair) {
+          for (int64_t panel = 0; panel < panels; ++panel) pack(pair, panel, packed.as<float>());
+          attend(pair * each * blocks, (pair + 1) * each * blocks, packed.as<float>(), 0);
+        }
+      });
+    } else {
+      const Buffer packed(pairs * bytes_of_pair());
+      const int64_t size = bytes_of_pair() / static_cast<int64_t>(sizeof(float));
+      parallel_for(0, pairs * panels, grain_of_cycles(kBlock * (depth_ + width_)), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) pack(i / panels, i % panels, packed.as<float>() + i / panels * size);
+      });
+      parallel_for(0, batch_ * heads_ * blocks, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
+        attend(begin, end, packed.as<float>(), size);
+      });
+    }
+    return result_.transpose(1, 2);
+  }
+
+ private:
+  int64_t floats_of_keys() const { return parts_of(keys_, kBlock) * kBlock * whole_groups(depth_); }
+  int64_t bytes_of_pair() const {
+    const int64_t values = parts_of(width_, kBlock) * parts_of(keys_, kBlock) * kBlock * kBlock;
+    return (floats_of_keys() + values) * static_cast<int64_t>(sizeof(float));
+  }
+  const float* values_of(const float* packed, int64_t block, int64_t key) const {
+    return packed + floats_of_keys() + (block * parts_of(keys_, kBlock) * kBlock + key) * kBlock;
+  }
+
+  // Packs 64 keys as [features][64], and their values as [keys][64] for every 64 features.
+  void pack(int64_t pair, int64_t panel, float* to) const {
+    const int64_t b = pair / shared_, h = pair % shared_, first = panel * kBlock;
+    const int64_t count = std::min(kBlock, keys_ - first), depth = whole_groups(depth_);
+    float* keys = to + first * depth;
+    if (count < kBlock) std::fill(keys, keys + kBlock * depth, 0.0f);
+    std::fill(keys + kBlock * depth_, keys + kBlock * depth, 0.0f);
+    for (int64_t j = 0; j < count; ++j) {
+      const float* from = key_.at(b, h, first + j);
+      for (int64_t d = 0; d < depth_; ++d) keys[d * kBlock + j] = from[d * key_.feature];
+    }
+    for (int64_t block = 0; block * kBlock < width_; ++block) {
+      float* values = const_cast<float*>(values_of(to, block, first));
+      const int64_t columns = std::min(kBlock, width_ - block * kBlock);
+      for (int64_t j = 0; j < count; ++j) {
+        const float* from = value_.at(b, h, first + j) + block * kBlock * value_.feature;
+        copy_row(from, value_.feature, columns, 1.0f, kBlock, values + j * kBlock);
+      }
+      std::fill(values + count * kBlock, values + whole_groups(count) * kBlock, 0.0f);
+    }
+  }
+
+  // Blocks of queries, numbered by batch, head and place. `size` is the distance of packed pairs.
+  void attend(int64_t begin, int64_t end, const float* packed, int64_t size) const {
+    const int64_t depth = whole_groups(depth_), features = parts_of(width_, kBlock);
+    const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
+    const int64_t scores = std::min(parts_of(keys_, kBlock) * kBlock, kChunk) * kQueries;
+    const int64_t floats = kQueries * depth + scores + features * kBlock * kQueries + 3 * kQueries;
+    const Buffer scratch(floats * static_cast<int64_t>(sizeof(float)));
+    Work w{scratch.as<float>()};
+    w.scores = w.query + kQueries * depth;
+    w.sums = w.scores + scores;
+    w.greatest = w.sums + features * kBlock * kQueries;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t head = i / blocks, first = i % blocks * kQueries;
+      block_of_queries(head / heads_, head % heads_, first, packed + head / each * size, w);
+    }
+  }
+
+  struct Work {
+    float* query;            // [kQueries][features]
+    float* scores = nullptr;    // [panels][kQueries][64]
+    float* sums = nullptr;      // [features / 64][kQueries][64]
+    float* greatest = nullptr;  // [kQueries], as the two that follow
+  };
+
+  void block_of_queries(int64_t b, int64_t h, int64_t first, const float* packed, const Work& w) const {
+    const int64_t rows = std::min(kQueries, rows_ - first), depth = whole_groups(depth_);
+    for (int64_t i = 0; i < rows; ++i) {
+      copy_row(query_.at(b, h, first + i), query_.feature, depth_, scale_, depth, w.query + i * depth);
+    }
+    float *total = w.greatest + kQueries, *factor = total + kQueries;
+    std::fill(w.greatest, w.greatest + rows, -std::numeric_limits<float>::infinity());
+    std::fill(total, total + rows, 0.0f);
+    const int64_t keys = causal_ ? std::min(keys_, first + rows) : keys_;
+    for (int64_t at = 0; at < keys; at += kChunk) {
+      const int64_t count = std::min(kChunk, keys - at);
+      for (int64_t key = 0; key < count; key += kBlock) {
+        const RealTile tile{w.query, depth, rows, packed + (at + key) * depth, depth / kGroup,
+                            std::min(kBlock, count - key), false};
+        path_.real->multiply(tile, Real::f32, w.scores + key * kQueries);
+      }
+      ScoreRows s{w.scores, kQueries, rows, count};
+      s.visible = causal_ ? first - at + 1 : keys_;
+      if (mask_.defined()) set_mask(b, h, first, at, s);
+      s.greatest = w.greatest;
+      s.total = total;
+      s.factor = factor;
+      path_.attention->softmax(s);
+      for (int64_t block = 0; block * kBlock < width_; ++block) {
+        float* sums = w.sums + block * kQueries * kBlock;
+        if (at > 0) {
+          for (int64_t i = 0; i < rows; ++i) {
+            for (int64_t j = 0; j < kBlock; ++j) sums[i * kBlock + j] *= factor[i];
+          }
+        }
+        for (int64_t key = 0; key < count; key += kBlock) {
+          const int64_t groups = parts_of(std::min(kBlock, count - key), kGroup);
+          const RealTile tile{w.scores + key * kQueries, kBlock, rows, values_of(packed, block, at + key),
+                              groups, std::min(kBlock, width_ - block * kBlock), at + key > 0};
+          path_.real->multiply(tile, Real::f32, sums);
+        }
+      }
+    }
+    auto* out = result_.mutable_data_ptr<float>() + ((b * rows_ + first) * heads_ + h) * width_;
+    for (int64_t i = 0; i < rows; ++i, out += heads_ * width_) {
+      // A query without keys.
+      const float inverse = total[i] == 0.0f ? 0.0f : 1.0f / total[i];
+      for (int64_t block = 0; block * kBlock < width_; ++block) {
+        const float* sums = w.sums + (block * kQueries + i) * kBlock;
+        const int64_t columns = std::min(kBlock, width_ - block * kBlock);
+        for (int64_t j = 0; j < columns; ++j) out[block * kBlock + j] = sums[j] * inverse;
+      }
+    }
+  }
+
+  void set_mask(int64_t b, int64_t h, int64_t row, int64_t key, ScoreRows& s) const {
+    const int64_t at = b * mask_.stride(0) + h * mask_.stride(1) + row * mask_.stride(2) + key;
+    s.mask = static_cast<const char*>(mask_.const_data_ptr()) + at * mask_.element_size();
+    s.mask_ld = mask_.stride(2);
+    s.is_bool = is_bool_;
+  }
+
+  const Strided query_;
+  const Strided key_;
+  const Strided value_;
+  const Path& path_;
+  const int64_t batch_;
+  const int64_t heads_;
+  const int64_t shared_;  // heads of keys and values
+  const int64_t rows_;
+  const int64_t keys_;
+  const int64_t depth_;
+  const int64_t width_;
+  const float scale_;
+  const bool causal_;
+  at::Tensor result_;
+  at::Tensor mask_;  // [batch, heads, rows, keys]
+  bool is_bool_ = false;
+};
+
+void check(const Attention& a) {
+  check_axes(a.query, "query");
+  check_axes(a.key, "key");
+  check_axes(a.value, "value");
+  const auto q = a.query.sizes(), k = a.key.sizes(), v = a.value.sizes();
+  TORCH_CHECK(q[0] == k[0] && q[0] == v[0] && k[1] == v[1] && k[2] == v[2] && q[3] == k[3],
+              "query, key and value do not fit: ", q, ", ", k, ", ", v);
+  TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are no multiple of ", k[1], " of keys");
+  if (!a.mask) return;
+  TORCH_CHECK(!a.causal, "a causal attention takes no mask");
+  const at::ScalarType type = a.mask->scalar_type();
+  TORCH_CHECK(type == at::kFloat || type == at::kBool, "the mask must be float32 or bool, not ", type);
+  TORCH_CHECK(a.mask->dim() >= 1 && (a.mask->size(-1) == k[2] || a.mask->size(-1) == 1),
+              "the mask must broadcast to a column per key: ", a.mask->sizes());
+}
+
+}  // namespace
+
+at::Tensor attention(const Attention& a) {
+  check(a);
+  const bool few = a.query.size(2) < kLeastQueries && a.query.size(3) == a.value.size(3);
+  if (few || a.query.numel() == 0 || a.key.numel() == 0 || a.value.numel() == 0) {
+    return torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale);
+  }
+  return Call(a).run();
+}
+
+}  // namespace qfuse

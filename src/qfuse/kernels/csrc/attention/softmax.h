@@ -1,0 +1,130 @@
+// The softmax of attention, for any instruction set. See ScoreRows.
+#pragma once
+
+#include "attention_api.h"
+#include "rowwise/activations.h"
+
+namespace {
+
+constexpr int kScoreVectors = qfuse::kBlock / kLanes;
+
+// The first `count` lanes of x, and `rest` in the others.
+QFUSE_INLINE Floats first_of(Floats x, int64_t count, float rest) {
+  if (count >= kLanes) return x;
+  Ints lane = {};
+  for (int32_t i = 0; i < kLanes; ++i) lane[i] = i;
+  return lane < static_cast<int32_t>(count > 0 ? count : 0) ? x : broadcast(rest);
+}
+
+// e^x for x <= 0. Below -87 it is 0: the least result of `exponential` times a large value counts.
+QFUSE_INLINE Floats weight_of(Floats x) { return x < -87.0f ? Floats{} : exponential(x); }
+
+struct Greater {
+  template <class Value>
+  QFUSE_INLINE Value operator()(Value a, Value b) const { return a > b ? a : b; }
+};
+
+struct Sum {
+  template <class Value>
+  QFUSE_INLINE Value operator()(Value a, Value b) const { return a + b; }
+};
+
+template <int Lanes>
+struct Part {
+  typedef float Vector __attribute__((vector_size(4 * Lanes)));
+};
+
+template <int Lanes, class F, class Vector>
+QFUSE_INLINE float folded(Vector x, const F& f) {
+  if constexpr (Lanes == 2) {
+    return f(x[0], x[1]);
+  } else {
+    struct Halves {
+      typename Part<Lanes / 2>::Vector low;
+      typename Part<Lanes / 2>::Vector high;
+    };
+    const auto halves = bits<Halves>(x);
+    return folded<Lanes / 2>(f(halves.low, halves.high), f);
+  }
+}
+
+// All of 64 columns by `f`, halves with halves, so that the order does not depend on the lanes.
+template <int Vectors, class F>
+QFUSE_INLINE float reduced(Floats* parts, const F& f) {
+  if constexpr (Vectors == 1) {
+    return folded<static_cast<int>(kLanes)>(parts[0], f);
+  } else {
+    Unrolled<Vectors / 2>::run([&]<int I>() QFUSE_LAMBDA { parts[I] = f(parts[I], parts[I + Vectors / 2]); });
+    return reduced<Vectors / 2>(parts, f);
+  }
+}
+
+template <bool Masked>
+QFUSE_INLINE Floats masked_score(const qfuse::ScoreRows& s, int64_t row, int64_t key, Floats x,
+                                 int64_t count) {
+  if (!Masked || count <= 0) return x;
+  const int64_t at = row * s.mask_ld + key;
+  if (!s.is_bool) return x + load<Floats>(static_cast<const float*>(s.mask) + at, count);
+  const Ints kept = widened(load<Bytes>(static_cast<const int8_t*>(s.mask) + at, count));
+  return kept != 0 ? x : broadcast(-__builtin_inff());
+}
+
+// Masks the scores of a panel, of which the first `keys` count, and adds them to the greatest ones.
+template <bool Masked, bool Whole>
+QFUSE_INLINE void mask_panel(const qfuse::ScoreRows& s, int64_t row, int64_t panel, int64_t keys,
+                             Floats* top) {
+  float* at = s.scores + (panel * s.ld + row) * qfuse::kBlock;
+  Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
+    const int64_t count = Whole ? kLanes : keys - V * kLanes;
+    const int64_t key = panel * qfuse::kBlock + V * kLanes;
+    Floats x = masked_score<Masked>(s, row, key, load<Floats>(at + V * kLanes, kLanes), count);
+    if (!Whole) x = first_of(x, count, -__builtin_inff());
+    if (Masked || !Whole) store(at + V * kLanes, x, kLanes);
+    top[V] = greater(top[V], x);
+  });
+}
+
+template <bool Masked>
+void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
+  int64_t keys = s.visible + row < s.keys ? s.visible + row : s.keys;
+  if (keys < 0) keys = 0;
+  const float none = -__builtin_inff();
+  const int64_t whole = keys / qfuse::kBlock, rest = keys % qfuse::kBlock;
+  Floats parts[kScoreVectors];
+  Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = broadcast(none); });
+  for (int64_t panel = 0; panel < whole; ++panel) {
+    mask_panel<Masked, true>(s, row, panel, qfuse::kBlock, parts);
+  }
+  if (rest > 0) mask_panel<Masked, false>(s, row, whole, rest, parts);
+  const float greatest = Greater()(reduced<kScoreVectors>(parts, Greater()), s.greatest[row]);
+  // Without a key, differences from 0 are infinite, and from themselves not a number.
+  const float base = greatest == none ? 0.0f : greatest;
+  Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = Floats{}; });
+  float* at = s.scores + row * qfuse::kBlock;
+  int64_t panel = 0;
+  for (; panel * qfuse::kBlock < keys; ++panel, at += s.ld * qfuse::kBlock) {
+    Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
+      const Floats p = weight_of(load<Floats>(at + V * kLanes, kLanes) - base);
+      parts[V] = parts[V] + p;
+      store(at + V * kLanes, p, kLanes);
+    });
+  }
+  for (; panel * qfuse::kBlock < s.keys; ++panel, at += s.ld * qfuse::kBlock) {
+    Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { store(at + V * kLanes, Floats{}, kLanes); });
+  }
+  const float sum = reduced<kScoreVectors>(parts, Sum());
+  const float factor = weight_of(broadcast(s.greatest[row] - base))[0];
+  s.total[row] = s.total[row] * factor + sum;
+  s.greatest[row] = greatest;
+  s.factor[row] = factor;
+}
+
+inline void softmax(const qfuse::ScoreRows& s) {
+  for (int64_t row = 0; row < s.rows; ++row) {
+    s.mask ? softmax_row<true>(s, row) : softmax_row<false>(s, row);
+  }
+}
+
+constexpr qfuse::AttentionKernels attention_kernels{.softmax = &softmax};
+
+}  // namespace

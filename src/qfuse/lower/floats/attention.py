@@ -1,0 +1,162 @@
+"""Attention of float32 values, on qfuse's own kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from qfuse.ir.aten import aten
+from qfuse.ir.events import Fired, Place
+from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.graph.stage_graph import CLAIM_META, SITE_META, place_of, site_of
+from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.ir.sizes import (
+    broadcast_shape,
+    exact_quotient,
+    is_row_major,
+    same_shape,
+    same_size,
+)
+from qfuse.lower.operands.own_kernel import OwnKernel
+from qfuse.lower.select.context import LoweringContext
+from qfuse.rewrite.prelude import Exactness, Node, Rewriter
+
+LEAST_QUERIES = 16
+"""With fewer, keys and values are read less often than packing them would read them."""
+
+_NAME = "lower-attention"
+_AXES = 4
+
+
+def lower_attention(context: LoweringContext) -> None:
+    """Replace ``scaled_dot_product_attention`` of float32 by the kernel.
+
+    torch multiplies with MKL, in pieces of 32 queries and 512 keys. MKL has no AVX512 on processors
+    of AMD, and short sequences give it small products. docs/kernels.md has the times.
+    """
+    target = context.target
+    if not target.has("avx2") or not any(
+        isinstance(kernel, OwnKernel) and kernel.supported(target) is None
+        for kernel in context.kernels
+    ):
+        return
+    for node in list(context.program.graph.nodes):
+        call = _call_of(node)
+        if call is None or not call.is_covered:
+            continue
+        context.session.rewrite(
+            _NAME,
+            node,
+            call.replace,
+            proof=Exactness.ROUNDING,
+            event=partial(_fired, context.stage, place_of(node)),
+        )
+
+
+def _fired(stage: str, place: Place, key: str, rw: Rewriter, made: Node) -> Fired:
+    del rw
+    return Fired(stage, _NAME, key, Exactness.ROUNDING, (place,), (made.name,))
+
+
+def _call_of(node: Node) -> _Call | None:
+    if not is_call(node, aten.scaled_dot_product_attention.default) or CLAIM_META in node.meta:
+        return None
+    a = arguments(node)
+    mask, scale, dropout = a["attn_mask"], a["scale"], a["dropout_p"]
+    number = scale is None or isinstance(scale, (int, float))
+    return _Call(
+        node=node,
+        query=node_of(a["query"]),
+        key=node_of(a["key"]),
+        value=node_of(a["value"]),
+        mask=None if mask is None else node_of(mask),
+        scale=scale if isinstance(scale, (int, float)) else None,
+        causal=bool(a["is_causal"]),
+        shared=bool(a["enable_gqa"]),
+        is_plain=number and isinstance(dropout, (int, float)) and dropout == 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of torch's op.
+
+    Attributes:
+        node: The call.
+        query: Queries, as ``key`` and ``value`` with four axes if the kernel covers them.
+        key: Keys.
+        value: Values.
+        mask: What is added to the scores, or which of them count; ``None`` if there is none.
+        scale: Of the scores; ``None`` is one over the root of the features.
+        causal: Whether a query has only the keys up to its own position.
+        shared: Whether several heads of queries may have the same keys.
+        is_plain: Whether there is no dropout, and the scale is a number.
+    """
+
+    node: Node
+    query: Node
+    key: Node
+    value: Node
+    mask: Node | None
+    scale: float | None
+    causal: bool
+    shared: bool
+    is_plain: bool
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether the kernel computes this call."""
+        if not self.is_plain:
+            return False
+        parts = (self.query, self.key, self.value)
+        if any(dtype_of(part) is not torch.float32 for part in parts):
+            return False
+        if any(tensor_of(part).device.type != "cpu" for part in parts):
+            return False
+        query, key, value = map(shape_of, parts)
+        if not len(query) == len(key) == len(value) == _AXES:
+            return False
+        batch, heads, rows, depth = query
+        shared, width = key[1], value[3]
+        if not all(isinstance(size, int) and size for size in (heads, depth, shared, width)):
+            return False
+        few = isinstance(rows, int) and rows < LEAST_QUERIES
+        return bool(
+            not few
+            and same_size(batch, key[0])
+            and same_shape(key[:3], value[:3])
+            and same_size(depth, key[3])
+            and (same_size(heads, shared) or (self.shared and exact_quotient(heads, shared)))
+            and self._covers_mask()
+            # torch's own kernels for some calls, as of values of another width, leave another one.
+            and is_row_major(tensor_of(self.node).transpose(1, 2))
+        )
+
+    def _covers_mask(self) -> bool:
+        if self.mask is None:
+            return True
+        mask = shape_of(self.mask)
+        whole = (*shape_of(self.query)[:3], shape_of(self.key)[2])
+        shape = broadcast_shape(mask, whole)
+        return bool(
+            not self.causal
+            and dtype_of(self.mask) in (torch.float32, torch.bool)
+            and tensor_of(self.mask).device.type == "cpu"
+            and 1 < len(mask) <= _AXES
+            and shape is not None
+            and same_shape(shape, whole)
+        )
+
+    def replace(self, rw: Rewriter) -> Node:
+        """Call the kernel instead, and return the call."""
+        depth = tensor_of(self.query).shape[3]
+        scale = depth**-0.5 if self.scale is None else float(self.scale)
+        made = rw.call(
+            torch.ops.qfuse.attention.default,
+            *(self.query, self.key, self.value, self.mask, self.causal, scale),
+        )
+        made.meta[SITE_META] = site_of(self.node)
+        rw.replace(self.node, made)
+        return made

@@ -1,0 +1,274 @@
+"""Attention of float32 values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.support.cases.fake_kernels import OPCHECKS
+from tests.support.guard_pages import assert_same_with_guards
+
+from qfuse.ir.errors import InputError
+from qfuse.kernels import attention, instruction_set
+
+# Batch, heads, heads of keys, queries, keys, features and width: around vectors, panels of 64 keys,
+# blocks of 48 queries and chunks of 512 keys.
+SIZES = (
+    (1, 2, 2, 16, 5, 8, 8),
+    (2, 4, 2, 64, 64, 32, 32),
+    (1, 1, 1, 49, 65, 3, 5),
+    (1, 3, 1, 97, 513, 20, 36),
+    (3, 2, 2, 17, 70, 80, 80),
+    (1, 1, 1, 16, 1, 1, 1),
+    (1, 1, 1, 48, 1030, 128, 130),
+)
+MASKS = ("none", "causal", "rows", "keys", "heads", "bool", "batch", "future", "one")
+SCALE = 0.3
+
+
+def operands(size: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values as projections leave them: heads beside features."""
+    batch, heads, shared, rows, keys, depth, width = size
+    return (
+        torch.randn(batch, rows, heads, depth).transpose(1, 2),
+        torch.randn(batch, keys, shared, depth).transpose(1, 2),
+        torch.randn(batch, keys, shared, width).transpose(1, 2),
+    )
+
+
+def mask_of(kind: str, size: tuple[int, ...]) -> torch.Tensor | None:
+    batch, heads, _, rows, keys, _, _ = size
+    if kind in ("none", "causal"):
+        return None
+    if kind == "future":
+        return torch.full((rows, keys), -torch.inf).triu(1)
+    if kind in ("bool", "batch"):
+        shape = (rows, keys) if kind == "bool" else (batch, 1, 1, keys)
+        kept = torch.rand(shape) > 0.4
+        kept[..., 0] = True
+        return kept
+    shapes = {
+        "rows": (batch, 1, rows, keys), "keys": (1, keys), "heads": (heads, rows, keys),
+        "one": (batch, heads, rows, 1),
+    }  # fmt: skip
+    return torch.randn(shapes[kind])
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool
+) -> torch.Tensor:
+    """The same in float64."""
+    wide = mask.double() if mask is not None and mask.is_floating_point() else mask
+    return F.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), wide, 0.0, causal, scale=SCALE,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", MASKS)
+def test_values_are_those_of_float64(isa: str, size: tuple[int, ...], kind: str) -> None:
+    del isa
+    torch.manual_seed(0)
+    (q, k, v), mask, causal = operands(size), mask_of(kind, size), kind == "causal"
+
+    y = attention(q, k, v, mask, causal, SCALE)
+
+    expected = reference(q, k, v, mask, causal)
+    # Sums of products of up to 130 features, and of weights of up to 1030 keys that sum to 1.
+    assert (y - expected).abs().max() <= 4e-6 * v.abs().max()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bits_depend_on_neither_instructions_nor_threads(isa: str, size: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    args = (*operands(size), mask_of("rows", size), False, SCALE)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        # Without instructions for it, multiply-adds are rounded twice.
+        with instruction_set("portable" if isa == "portable" else "avx2"):
+            expected = attention(*args)
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with instruction_set(isa):
+                assert torch.equal(attention(*args), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", ["causal", "heads", "bool"])
+def test_memory_around_the_operands_is_not_touched(isa: str, kind: str) -> None:
+    del isa
+    for size in SIZES:
+        q, k, v = (x.contiguous() for x in operands(size))
+        args = (q, k, v, mask_of(kind, size), kind == "causal", SCALE)
+
+        assert_same_with_guards(attention, args, {})
+
+
+@pytest.mark.parametrize("layout", ["features", "steps", "shared"])
+def test_operands_may_have_any_strides(isa: str, layout: str) -> None:
+    del isa
+    plain = operands((2, 2, 2, 20, 70, 12, 12))
+    if layout == "features":
+        q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in plain)
+    elif layout == "steps":
+        q, k, v = (x.repeat_interleave(2, dim=3)[..., ::2] for x in plain)
+    else:
+        q = plain[0]
+        k, v = (x[:1, :1].expand(2, 2, -1, -1) for x in plain[1:])
+    mask = torch.randn(70, 20).t()
+
+    y = attention(q, k, v, mask, False, SCALE)
+
+    assert torch.equal(y, attention(*(x.contiguous() for x in (q, k, v, mask)), False, SCALE))
+
+
+def test_a_row_without_keys_is_zero(isa: str) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, 16, 600, 8, 8))
+    kept = torch.rand(16, 600) > 0.5
+    kept[3] = False
+    # The first chunk has no key of this row.
+    kept[5] = False
+    kept[5, 520] = True
+    added = torch.zeros(16, 600).masked_fill(~kept, -torch.inf)
+
+    for mask in (kept, added):
+        y = attention(q, k, v, mask, False, SCALE)
+
+        assert torch.equal(y[0, 0, 3], torch.zeros(8))
+        assert torch.equal(y[0, 0, 5], v[0, 0, 520])
+
+
+def test_a_key_that_is_masked_by_the_least_float_counts_only_if_all_are(isa: str) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, 16, 8, 8, 8))
+    mask = torch.zeros(16, 8)
+    mask[0] = torch.finfo(torch.float32).min
+    mask[1, 1:] = torch.finfo(torch.float32).min
+    y = attention(q, k, v, mask, False, SCALE)
+
+    assert torch.equal(y[0, 0, 1], v[0, 0, 0])
+    large = torch.cat([v[:, :, :1], v[:, :, 1:] * 1e30], dim=2)
+    assert torch.equal(attention(q, k, large, mask, False, SCALE)[0, 0, 1], v[0, 0, 0])
+    torch.testing.assert_close(y[0, 0, 0], v[0, 0].mean(0), rtol=1e-6, atol=1e-6)
+
+
+def test_large_scores_do_not_overflow(isa: str) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, 16, 1030, 8, 8))
+
+    y = attention(q * 1e4, k * 1e4, v, None, False, 1.0)
+
+    best = (q @ k.mT).argmax(-1)
+    assert torch.equal(y[0, 0], v[0, 0][best[0, 0]])
+
+
+def test_what_is_not_a_number_stays_in_its_row(isa: str) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, 16, 600, 8, 8))
+    expected = attention(q, k, v, None, False, SCALE)
+    q[0, 0, 4, 2] = torch.nan
+
+    y = attention(q, k, v, None, False, SCALE)
+
+    assert y[0, 0, 4].isnan().all()
+    y[0, 0, 4] = expected[0, 0, 4]
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("key", [0, 77, 599])
+def test_a_key_that_is_not_a_number_makes_all_rows_so(isa: str, key: int) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, 16, 600, 8, 8))
+    k[0, 0, key, 0] = torch.nan
+
+    assert attention(q, k, v, None, False, SCALE).isnan().all()
+
+
+@pytest.mark.parametrize("rows", [1, 15])
+def test_few_queries_are_left_to_torch(rows: int) -> None:
+    q, k, v = operands((2, 4, 2, rows, 30, 16, 16))
+    mask = torch.randn(rows, 30)
+
+    y = attention(q, k, v, mask, False, SCALE)
+
+    wanted = F.scaled_dot_product_attention(q, k, v, mask, scale=SCALE, enable_gqa=True)
+    assert torch.equal(y, wanted)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_nothing_to_attend(axis: int) -> None:
+    sizes = [2, 2, 16, 8]
+    sizes[axis] = 0
+    queries, keys = torch.randn(sizes), torch.randn(sizes)
+    if axis == 1:
+        with pytest.raises(RuntimeError, match="heads of queries"):
+            attention(queries, keys, keys, None, False, SCALE)
+        return
+
+    y = attention(queries, keys, keys, None, False, SCALE)
+
+    assert y.shape == queries.shape
+
+
+def test_no_keys_give_zeros() -> None:
+    queries, nothing = torch.randn(2, 2, 16, 8), torch.randn(2, 2, 0, 8)
+
+    y = attention(queries, nothing, nothing, None, False, SCALE)
+
+    assert torch.equal(y, torch.zeros(2, 2, 16, 8))
+
+
+def bad(what: str) -> tuple[list[Any], str]:
+    """Arguments that do not fit, and what the error says."""
+    q, k, v = operands((2, 4, 2, 16, 9, 8, 8))
+    mask = torch.zeros(16, 9)
+    cases: dict[str, tuple[dict[int, Any], str]] = {
+        "dtype": ({1: k.double()}, "key must be float32"),
+        "axes": ({0: q[0]}, "query must be float32"),
+        "keys": ({2: v[:, :, :-1]}, "do not fit"),
+        "features": ({1: k[..., :-1]}, "do not fit"),
+        "heads": ({0: q[:, :3]}, "3 heads of queries are no multiple of 2"),
+        "mask": ({3: mask.long()}, "the mask must be float32 or bool"),
+        "columns": ({3: mask[:, 1:]}, "a column per key"),
+        "both": ({3: mask, 4: True}, "takes no mask"),
+    }
+    changes, message = cases[what]
+    args = enumerate((q, k, v, None, False, SCALE))
+    return [changes.get(i, arg) for i, arg in args], message
+
+
+BAD = ("dtype", "axes", "keys", "features", "heads", "mask", "columns", "both")
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_arguments_that_do_not_fit(what: str) -> None:
+    args, message = bad(what)
+
+    with pytest.raises(RuntimeError, match=message):
+        attention(*args)
+
+
+@pytest.mark.parametrize("what", ["dtype", "axes", "keys", "mask"])
+def test_tracing_sees_what_shapes_and_dtypes_show(what: str) -> None:
+    args, message = bad(what)
+    meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in args]
+
+    with pytest.raises(InputError, match=message):
+        attention(*meta)
+
+
+@pytest.mark.parametrize("rows", [4, 20])
+@pytest.mark.parametrize("kind", ["none", "bool"])
+def test_the_fake_has_the_layout_of_the_result(rows: int, kind: str) -> None:
+    size = (2, 4, 2, rows, 9, 8, 8)
+    args = (*operands(size), mask_of(kind, size), False, SCALE)
+
+    torch.library.opcheck(torch.ops.qfuse.attention.default, args, test_utils=OPCHECKS)
+    meta = attention(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args))
+    assert meta.stride() == attention(*args).stride()

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import Node
+
+from qfuse import kernels
+from qfuse.cost import CostModel, CostProfile
+from qfuse.ir.events import Fired, Lowered
+from qfuse.ir.graph.schema import arguments, is_call
+from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, OptimizedGraph
+from qfuse.kernels import KernelLibrary
+from qfuse.lower import lower
+from qfuse.lower.kernels.registry import all_kernels
+from qfuse.rewrite.clone import clone
+from qfuse.targets import Target
+from qfuse.testing.build import GraphBuilder
+from qfuse.testing.run import random_inputs, run
+
+aten = torch.ops.aten
+F32, BOOL = torch.float32, torch.bool
+SDPA = aten.scaled_dot_product_attention.default
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> KernelLibrary:
+    library = kernels.load()
+    if not library.available:
+        pytest.skip(library.reason)
+    return library
+
+
+class Attention(GraphBuilder):
+    """A graph of attention, whose operands are views of projections."""
+
+    def heads(
+        self, name: str, rows: int | str, heads: int = 4, features: int = 8, **kind: Any
+    ) -> Node:
+        batch, dtype = kind.get("batch", "n"), kind.get("dtype", F32)
+        x = self.arg(name, dtype, batch, rows, heads, features)
+        return self.call(aten.transpose.int, x, 1, 2)
+
+    def operands(self, rows: int | str = 20, keys: int | str = 30, shared: int = 4) -> list[Node]:
+        q = self.heads("q", rows)
+        return [q, *(self.heads(name, keys, shared) for name in "kv")]
+
+
+def lowered(
+    program: OptimizedGraph,
+    library: KernelLibrary | None = None,
+    target: Target | None = None,
+) -> LoweredGraph:
+    registry = all_kernels(library or kernels.load())
+    cost = CostModel(CostProfile.pinned())
+    return lower(clone(program), target or Target.for_testing(), cost, registry)
+
+
+def calls(low: LoweredGraph) -> list[Node]:
+    op = torch.ops.qfuse.attention.default
+    return [node for node in low.graph.nodes if is_call(node, op)]
+
+
+def check(program: OptimizedGraph, low: LoweredGraph, **sizes: int) -> None:
+    inputs = random_inputs(program, **sizes)
+    for old, new in zip(run(program, inputs), run(low, inputs), strict=True):
+        torch.testing.assert_close(old, new, rtol=2e-5, atol=2e-6)
+        assert old.stride() == new.stride()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.5, 2])
+def test_the_kernel_replaces_attention(causal: bool, scale: float | None) -> None:
+    b = Attention()
+    y = b.call(SDPA, *b.operands(), None, 0.0, causal, scale=scale)
+    program = b.done(y, stage=OptimizedGraph)
+    low = lowered(program)
+
+    (call,) = calls(low)
+    a = arguments(call)
+    assert (a["causal"], a["scale"]) == (causal, 8**-0.5 if scale is None else scale)
+    # It is no quantized op, which the report counts.
+    assert not list(low.log.of(Lowered))
+    assert [event.rule for event in low.log.of(Fired)] == ["lower-attention"]
+    for n in (1, 3):
+        check(program, low, n=n)
+
+
+@pytest.mark.parametrize("dtype", [F32, BOOL])
+@pytest.mark.parametrize("shape", [(20, 30), (1, 30), ("n", 1, 1, 30), ("n", 4, 20, 30), (20, 1)])
+def test_masks(dtype: torch.dtype, shape: tuple[int | str, ...]) -> None:
+    b = Attention()
+    operands = b.operands()
+    mask = b.arg("mask", dtype, *shape)
+    program = b.done(b.call(SDPA, *operands, mask), stage=OptimizedGraph)
+    low = lowered(program)
+
+    assert len(calls(low)) == 1
+    check(program, low, n=2)
+
+
+def test_heads_may_share_keys() -> None:
+    b = Attention()
+    y = b.call(SDPA, *b.operands(shared=2), None, 0.0, False, enable_gqa=True)
+    program = b.done(y, stage=OptimizedGraph)
+    low = lowered(program)
+
+    assert len(calls(low)) == 1
+    check(program, low, n=2)
+
+
+def test_dynamic_rows_and_keys() -> None:
+    b = Attention()
+    program = b.done(b.call(SDPA, *b.operands("rows", "keys")), stage=OptimizedGraph)
+    low = lowered(program)
+
+    assert len(calls(low)) == 1
+    for rows, keys in ((1, 7), (15, 64), (16, 1), (50, 70)):
+        check(program, low, n=2, rows=rows, keys=keys)
+
+
+REFUSED = (
+    "few", "dropout", "bfloat16", "unbatched", "integers", "claimed", "wider values",
+    "broadcast batch", "three axes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_other_attention_is_left_to_torch(case: str) -> None:
+    b = Attention()
+    dtype = torch.bfloat16 if case == "bfloat16" else F32
+    q = b.heads("q", 15 if case == "few" else 20, dtype=dtype)
+    batch = 1 if case == "broadcast batch" else "n"
+    k = b.heads("k", 30, dtype=dtype, batch=batch)
+    v = b.heads("v", 30, features=12 if case == "wider values" else 8, dtype=dtype, batch=batch)
+    if case == "unbatched":
+        q, k, v = (b.call(aten.select.int, x, 0, 0) for x in (q, k, v))
+    if case == "dropout":
+        y = b.call(SDPA, q, k, v, None, 0.5)
+    elif case == "integers":
+        mask = b.arg("mask", torch.int64, 20, 30)
+        y = b.call(SDPA, q, k, v)
+        y.args = (q, k, v, mask)
+    elif case == "three axes":
+        # torch's kernel takes two or four, and the result of the other one has another layout.
+        y = b.call(SDPA, q, k, v, b.arg("mask", F32, 4, 20, 30))
+    else:
+        y = b.call(SDPA, q, k, v)
+    if case == "claimed":
+        y.meta[CLAIM_META] = "claimed by hand"
+    program = b.done(y, stage=OptimizedGraph)
+
+    assert not calls(lowered(program))
+
+
+@pytest.mark.parametrize("isa", ["portable", "avx2", "amx"])
+def test_it_needs_vectors_of_8(isa: str) -> None:
+    b = Attention()
+    program = b.done(b.call(SDPA, *b.operands()), stage=OptimizedGraph)
+
+    found = calls(lowered(program, target=Target.for_testing(isa=isa)))
+
+    assert len(found) == (isa != "portable")
+
+
+def test_it_needs_own_kernels() -> None:
+    b = Attention()
+    program = b.done(b.call(SDPA, *b.operands()), stage=OptimizedGraph)
+
+    assert not calls(lowered(program, KernelLibrary(available=False, reason="no compiler")))
