@@ -11,12 +11,13 @@ dropout: ``softmax(query @ key.mT * scale + mask) @ value``.
 ``mask``     ``None``, float32, which is added, or bool, false where a key is left out; broadcasts
              to ``[batch, heads, rows, keys]``
 ``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
-``scale``    a number
-===========  =====================================================================================
+``scale``    a positive number
+===========
 
-A row without keys is 0. The result is a transposed contiguous ``[batch, rows, heads, width]``. It
-depends neither on the number of threads nor, where multiply-adds are rounded once, on the
-instruction set. Up to 15 rows are left to torch's kernel.
+A row without keys is 0. The result is contiguous with ``heads_first``, else a transposed contiguous
+``[batch, rows, heads, width]``: torch's has the layout of the queries. It depends neither on the
+number of threads nor, where multiply-adds are rounded once, on the instruction set. Up to 15 rows
+are left to torch's kernel.
 
 ``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
@@ -108,11 +109,15 @@ def _attention(a: Any) -> torch.Tensor:
     if a.mask is not None and a.mask.dtype not in (torch.float32, torch.bool):
         raise InputError(f"the mask must be float32 or bool, not {a.mask.dtype}")
     batch, heads, rows, _ = a.query.shape
-    out: torch.Tensor = a.query.new_empty((batch, rows, heads, a.value.shape[-1]))
-    return out.transpose(1, 2)
+    width = a.value.shape[-1]
+    order = (heads, rows) if a.heads_first else (rows, heads)
+    out: torch.Tensor = a.query.new_empty((batch, *order, width))
+    return out if a.heads_first else out.transpose(1, 2)
 
 
-attention: KernelOp[torch.Tensor] = KernelOp("attention", _attention)
+attention: KernelOp[torch.Tensor] = KernelOp(
+    "attention", _attention, defaults={"mask": None, "causal": False, "heads_first": False}
+)
 matmul_a8a8: KernelOp[torch.Tensor] = KernelOp(
     "matmul_a8a8",
     lambda a: _result(a, FLOATS),

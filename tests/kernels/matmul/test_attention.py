@@ -99,6 +99,18 @@ def test_bits_depend_on_neither_instructions_nor_threads(isa: str, size: tuple[i
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("rows", [4, 50])
+def test_both_layouts_of_the_result_have_the_same_values(isa: str, rows: int) -> None:
+    del isa
+    args = (*operands((2, 4, 2, rows, 70, 12, 12)), None, False, SCALE)
+
+    beside, first = attention(*args), attention(*args, heads_first=True)
+
+    assert torch.equal(beside, first)
+    assert first.is_contiguous()
+    assert beside.transpose(1, 2).is_contiguous()
+
+
 @pytest.mark.parametrize("kind", ["causal", "heads", "bool"])
 def test_memory_around_the_operands_is_not_touched(isa: str, kind: str) -> None:
     del isa
@@ -190,6 +202,22 @@ def test_a_key_that_is_not_a_number_makes_all_rows_so(isa: str, key: int) -> Non
     assert attention(q, k, v, None, False, SCALE).isnan().all()
 
 
+@pytest.mark.parametrize("rows", [15, 16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_key_that_a_mask_leaves_out_counts_as_in_torch(isa: str, rows: int, value: float) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, rows, 70, 8, 8))
+    kept = torch.ones(rows, 70, dtype=torch.bool)
+    kept[:, 3] = False
+    k[0, 0, 3, 0] = value
+
+    y = attention(q, k, v, kept, False, SCALE)
+
+    expected = F.scaled_dot_product_attention(q, k, v, kept, scale=SCALE)
+    torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert y.isnan().any()
+
+
 @pytest.mark.parametrize("rows", [1, 15])
 def test_few_queries_are_left_to_torch(rows: int) -> None:
     q, k, v = operands((2, 4, 2, rows, 30, 16, 16))
@@ -236,6 +264,9 @@ def bad(what: str) -> tuple[list[Any], str]:
         "heads": ({0: q[:, :3]}, "3 heads of queries are no multiple of 2"),
         "mask": ({3: mask.long()}, "the mask must be float32 or bool"),
         "columns": ({3: mask[:, 1:]}, "a column per key"),
+        "one axis": ({3: mask[0]}, "two to four axes"),
+        "no scale": ({5: 0.0}, "the scale must be positive"),
+        "not a number": ({5: torch.nan}, "the scale must be positive"),
         "both": ({3: mask, 4: True}, "takes no mask"),
     }
     changes, message = cases[what]
@@ -243,7 +274,19 @@ def bad(what: str) -> tuple[list[Any], str]:
     return [changes.get(i, arg) for i, arg in args], message
 
 
-BAD = ("dtype", "axes", "keys", "features", "heads", "mask", "columns", "both")
+BAD = (
+    "dtype",
+    "axes",
+    "keys",
+    "features",
+    "heads",
+    "mask",
+    "columns",
+    "one axis",
+    "no scale",
+    "not a number",
+    "both",
+)
 
 
 @pytest.mark.parametrize("what", BAD)
@@ -269,6 +312,8 @@ def test_the_fake_has_the_layout_of_the_result(rows: int, kind: str) -> None:
     size = (2, 4, 2, rows, 9, 8, 8)
     args = (*operands(size), mask_of(kind, size), False, SCALE)
 
-    torch.library.opcheck(torch.ops.qfuse.attention.default, args, test_utils=OPCHECKS)
-    meta = attention(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in args))
-    assert meta.stride() == attention(*args).stride()
+    for first in (False, True):
+        whole = (*args, first)
+        torch.library.opcheck(torch.ops.qfuse.attention.default, whole, test_utils=OPCHECKS)
+        meta = attention(*(x.to("meta") if isinstance(x, torch.Tensor) else x for x in whole))
+        assert meta.stride() == attention(*whole).stride()

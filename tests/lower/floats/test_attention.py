@@ -110,6 +110,24 @@ def test_heads_may_share_keys() -> None:
     check(program, low, n=2)
 
 
+@pytest.mark.parametrize("case", ["row-major", "wider values", "steps"])
+def test_the_result_has_the_layout_of_torchs(case: str) -> None:
+    b = Attention()
+    q, k, v = b.operands()
+    if case == "row-major":
+        q = b.call(aten.clone.default, q, memory_format=torch.contiguous_format)
+    elif case == "wider values":
+        v = b.heads("wide", 30, features=12)
+    else:
+        q = b.call(aten.slice.Tensor, b.heads("steps", 20, features=16), 3, 0, 16, 2)
+    program = b.done(b.call(SDPA, q, k, v), stage=OptimizedGraph)
+    low = lowered(program)
+
+    (call,) = calls(low)
+    assert arguments(call)["heads_first"]
+    check(program, low, n=2)
+
+
 def test_dynamic_rows_and_keys() -> None:
     b = Attention()
     program = b.done(b.call(SDPA, *b.operands("rows", "keys")), stage=OptimizedGraph)
@@ -121,8 +139,8 @@ def test_dynamic_rows_and_keys() -> None:
 
 
 REFUSED = (
-    "few", "dropout", "bfloat16", "unbatched", "integers", "claimed", "wider values",
-    "broadcast batch", "three axes",
+    "few", "dropout", "bfloat16", "unbatched", "integers", "claimed", "broadcast batch",
+    "no scale", "negative",
 )  # fmt: skip
 
 
@@ -133,7 +151,7 @@ def test_other_attention_is_left_to_torch(case: str) -> None:
     q = b.heads("q", 15 if case == "few" else 20, dtype=dtype)
     batch = 1 if case == "broadcast batch" else "n"
     k = b.heads("k", 30, dtype=dtype, batch=batch)
-    v = b.heads("v", 30, features=12 if case == "wider values" else 8, dtype=dtype, batch=batch)
+    v = b.heads("v", 30, dtype=dtype, batch=batch)
     if case == "unbatched":
         q, k, v = (b.call(aten.select.int, x, 0, 0) for x in (q, k, v))
     if case == "dropout":
@@ -142,9 +160,9 @@ def test_other_attention_is_left_to_torch(case: str) -> None:
         mask = b.arg("mask", torch.int64, 20, 30)
         y = b.call(SDPA, q, k, v)
         y.args = (q, k, v, mask)
-    elif case == "three axes":
-        # torch's kernel takes two or four, and the result of the other one has another layout.
-        y = b.call(SDPA, q, k, v, b.arg("mask", F32, 4, 20, 30))
+    elif case in ("no scale", "negative"):
+        # torch's kernel gives infinity times such a scale where a causal key is not seen.
+        y = b.call(SDPA, q, k, v, None, 0.0, True, scale=0.0 if case == "no scale" else -1.0)
     else:
         y = b.call(SDPA, q, k, v)
     if case == "claimed":

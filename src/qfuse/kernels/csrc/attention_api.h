@@ -14,7 +14,7 @@ struct ScoreRows {
   int64_t keys;
   const void* mask;   // of the first row and key, or null: float32, which is added, or bool
   int64_t mask_ld;    // elements between its rows
-  bool is_bool;       // scores stay where the mask is true
+  bool is_bool;       // minus infinity is added where the mask is false
   int64_t visible;    // row i has the first `visible + i` keys at most
   float* greatest;    // per row: the greatest score of this and earlier chunks
   float* total;       // per row: the sum of the exponentials

@@ -25,9 +25,7 @@ at::Tensor filled_tensor(at::IntArrayRef sizes, int64_t value, at::ScalarType ty
 at::Tensor torch_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const std::optional<at::Tensor>& mask, bool causal, double scale) {
   const bool shared = query.size(1) != key.size(1);
-  const at::Tensor result =
-      at::scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale, shared);
-  return result.transpose(1, 2).contiguous().transpose(1, 2);
+  return at::scaled_dot_product_attention(query, key, value, mask, 0.0, causal, scale, shared);
 }
 
 at::Tensor padded_rows(const at::Tensor& x, int64_t zeros) {

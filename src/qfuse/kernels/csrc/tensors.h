@@ -16,7 +16,7 @@ at::Tensor empty_strided_tensor(at::IntArrayRef sizes, at::IntArrayRef strides,
 
 at::Tensor filled_tensor(at::IntArrayRef sizes, int64_t value, at::ScalarType type);
 
-// torch's scaled_dot_product_attention. The result has the layout of [batch, rows, heads, features].
+// torch's scaled_dot_product_attention.
 at::Tensor torch_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const std::optional<at::Tensor>& mask, bool causal, double scale);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,18 +65,22 @@ def _call_of(node: Node) -> _Call | None:
     if not is_call(node, aten.scaled_dot_product_attention.default) or CLAIM_META in node.meta:
         return None
     a = arguments(node)
-    mask, scale, dropout = a["attn_mask"], a["scale"], a["dropout_p"]
-    number = scale is None or isinstance(scale, (int, float))
+    mask, dropout = a["attn_mask"], a["dropout_p"]
+    query = node_of(a["query"])
+    features = shape_of(query)[-1]
+    scale = a["scale"]
+    if scale is None and isinstance(features, int) and features:
+        scale = features**-0.5
     return _Call(
         node=node,
-        query=node_of(a["query"]),
+        query=query,
         key=node_of(a["key"]),
         value=node_of(a["value"]),
         mask=None if mask is None else node_of(mask),
-        scale=scale if isinstance(scale, (int, float)) else None,
+        scale=float(scale) if isinstance(scale, (int, float)) else 0.0,
         causal=bool(a["is_causal"]),
         shared=bool(a["enable_gqa"]),
-        is_plain=number and isinstance(dropout, (int, float)) and dropout == 0.0,
+        drops=not isinstance(dropout, (int, float)) or dropout != 0.0,
     )
 
 
@@ -89,10 +94,10 @@ class _Call:
         key: Keys.
         value: Values.
         mask: What is added to the scores, or which of them count; ``None`` if there is none.
-        scale: Of the scores; ``None`` is one over the root of the features.
+        scale: Of the scores; 0 if it is no number.
         causal: Whether a query has only the keys up to its own position.
         shared: Whether several heads of queries may have the same keys.
-        is_plain: Whether there is no dropout, and the scale is a number.
+        drops: Whether there is dropout.
     """
 
     node: Node
@@ -100,15 +105,15 @@ class _Call:
     key: Node
     value: Node
     mask: Node | None
-    scale: float | None
+    scale: float
     causal: bool
     shared: bool
-    is_plain: bool
+    drops: bool
 
     @property
     def is_covered(self) -> bool:
         """Whether the kernel computes this call."""
-        if not self.is_plain:
+        if self.drops or not 0 < self.scale < math.inf:
             return False
         parts = (self.query, self.key, self.value)
         if any(dtype_of(part) is not torch.float32 for part in parts):
@@ -130,9 +135,13 @@ class _Call:
             and same_size(depth, key[3])
             and (same_size(heads, shared) or (self.shared and exact_quotient(heads, shared)))
             and self._covers_mask()
-            # torch's own kernels for some calls, as of values of another width, leave another one.
-            and is_row_major(tensor_of(self.node).transpose(1, 2))
+            and (self.heads_first or is_row_major(tensor_of(self.node).transpose(1, 2)))
         )
+
+    @property
+    def heads_first(self) -> bool:
+        """Whether the result is row-major; that of most other calls has heads beside features."""
+        return is_row_major(tensor_of(self.node))
 
     def _covers_mask(self) -> bool:
         if self.mask is None:
@@ -151,11 +160,17 @@ class _Call:
 
     def replace(self, rw: Rewriter) -> Node:
         """Call the kernel instead, and return the call."""
-        depth = tensor_of(self.query).shape[3]
-        scale = depth**-0.5 if self.scale is None else float(self.scale)
         made = rw.call(
             torch.ops.qfuse.attention.default,
-            *(self.query, self.key, self.value, self.mask, self.causal, scale),
+            *(
+                self.query,
+                self.key,
+                self.value,
+                self.mask,
+                self.causal,
+                self.scale,
+                self.heads_first,
+            ),
         )
         made.meta[SITE_META] = site_of(self.node)
         rw.replace(self.node, made)

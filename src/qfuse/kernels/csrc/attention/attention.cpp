@@ -1,6 +1,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -61,7 +62,9 @@ class Call {
         batch_(a.query.size(0)), heads_(a.query.size(1)), shared_(a.key.size(1)),
         rows_(a.query.size(2)), keys_(a.key.size(2)), depth_(a.query.size(3)),
         width_(a.value.size(3)), scale_(static_cast<float>(a.scale)), causal_(a.causal),
-        result_(empty_tensor({batch_, rows_, heads_, width_}, a.query.options())) {
+        heads_first_(a.heads_first),
+        result_(heads_first_ ? empty_tensor({batch_, heads_, rows_, width_}, a.query.options())
+                             : empty_tensor({batch_, rows_, heads_, width_}, a.query.options())) {
     if (!a.mask) return;
     std::vector<int64_t> sizes = a.mask->sizes().vec();
     sizes.back() = keys_;
@@ -97,7 +100,7 @@ class Call {
         attend(begin, end, packed.as<float>(), size);
       });
     }
-    return result_.transpose(1, 2);
+    return heads_first_ ? result_ : result_.transpose(1, 2);
   }
 
  private:
@@ -194,8 +197,10 @@ class Call {
         }
       }
     }
-    auto* out = result_.mutable_data_ptr<float>() + ((b * rows_ + first) * heads_ + h) * width_;
-    for (int64_t i = 0; i < rows; ++i, out += heads_ * width_) {
+    const int64_t place = heads_first_ ? (b * heads_ + h) * rows_ + first : (b * rows_ + first) * heads_ + h;
+    const int64_t distance = heads_first_ ? width_ : heads_ * width_;
+    float* out = result_.mutable_data_ptr<float>() + place * width_;
+    for (int64_t i = 0; i < rows; ++i, out += distance) {
       // A query without keys.
       const float inverse = total[i] == 0.0f ? 0.0f : 1.0f / total[i];
       for (int64_t block = 0; block * kBlock < width_; ++block) {
@@ -226,6 +231,7 @@ class Call {
   const int64_t width_;
   const float scale_;
   const bool causal_;
+  const bool heads_first_;
   at::Tensor result_;
   at::Tensor mask_;  // [batch, heads, rows, keys]
   bool is_bool_ = false;
@@ -239,12 +245,15 @@ void check(const Attention& a) {
   TORCH_CHECK(q[0] == k[0] && q[0] == v[0] && k[1] == v[1] && k[2] == v[2] && q[3] == k[3],
               "query, key and value do not fit: ", q, ", ", k, ", ", v);
   TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are no multiple of ", k[1], " of keys");
+  // torch's kernel gives infinity times such a scale where a key is not seen.
+  TORCH_CHECK(a.scale > 0 && std::isfinite(a.scale), "the scale must be positive, not ", a.scale);
   if (!a.mask) return;
   TORCH_CHECK(!a.causal, "a causal attention takes no mask");
   const at::ScalarType type = a.mask->scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kBool, "the mask must be float32 or bool, not ", type);
-  TORCH_CHECK(a.mask->dim() >= 1 && (a.mask->size(-1) == k[2] || a.mask->size(-1) == 1),
-              "the mask must broadcast to a column per key: ", a.mask->sizes());
+  const int64_t axes = a.mask->dim();
+  TORCH_CHECK(axes >= 2 && axes <= 4 && (a.mask->size(-1) == k[2] || a.mask->size(-1) == 1),
+              "the mask must have two to four axes and a column per key: ", a.mask->sizes());
 }
 
 }  // namespace
@@ -253,7 +262,8 @@ at::Tensor attention(const Attention& a) {
   check(a);
   const bool few = a.query.size(2) < kLeastQueries && a.query.size(3) == a.value.size(3);
   if (few || a.query.numel() == 0 || a.key.numel() == 0 || a.value.numel() == 0) {
-    return torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale);
+    const at::Tensor result = torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale);
+    return a.heads_first ? result.contiguous() : result.transpose(1, 2).contiguous().transpose(1, 2);
   }
   return Call(a).run();
 }

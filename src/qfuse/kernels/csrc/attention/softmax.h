@@ -66,7 +66,8 @@ QFUSE_INLINE Floats masked_score(const qfuse::ScoreRows& s, int64_t row, int64_t
   const int64_t at = row * s.mask_ld + key;
   if (!s.is_bool) return x + load<Floats>(static_cast<const float*>(s.mask) + at, count);
   const Ints kept = widened(load<Bytes>(static_cast<const int8_t*>(s.mask) + at, count));
-  return kept != 0 ? x : broadcast(-__builtin_inff());
+  // A sum, so that scores that are not a number stay that, as in torch.
+  return x + (kept != 0 ? Floats{} : broadcast(-__builtin_inff()));
 }
 
 // Masks the scores of a panel, of which the first `keys` count, and adds them to the greatest ones.
