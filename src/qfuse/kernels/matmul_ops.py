@@ -12,7 +12,7 @@ dropout: ``softmax(query @ key.mT * scale + mask) @ value``.
              to ``[batch, heads, rows, keys]``
 ``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
 ``scale``    a positive number
-===========
+===========  =====================================================================================
 
 A row without keys is 0. The result is contiguous with ``heads_first``, else a transposed contiguous
 ``[batch, rows, heads, width]``: torch's has the layout of the queries. It depends neither on the

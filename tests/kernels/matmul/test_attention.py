@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.cases.fake_kernels import OPCHECKS
 from tests.support.guard_pages import assert_same_with_guards
 
@@ -78,6 +80,24 @@ def test_values_are_those_of_float64(isa: str, size: tuple[int, ...], kind: str)
 
     expected = reference(q, k, v, mask, causal)
     # Sums of products of up to 130 features, and of weights of up to 1030 keys that sum to 1.
+    assert (y - expected).abs().max() <= 4e-6 * v.abs().max()
+
+
+@st.composite
+def any_size(draw: st.DrawFn) -> tuple[int, ...]:
+    heads = draw(st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2), (3, 1)]))
+    rows, keys = draw(st.integers(16, 110)), draw(st.integers(1, 600))
+    depth, width = draw(st.integers(1, 140)), draw(st.integers(1, 140))
+    return (draw(st.integers(1, 3)), *heads, rows, keys, depth, width)
+
+
+@given(any_size(), st.sampled_from(MASKS), st.booleans())
+def test_random_sizes(size: tuple[int, ...], kind: str, first: bool) -> None:
+    (q, k, v), mask, causal = operands(size), mask_of(kind, size), kind == "causal"
+
+    y = attention(q, k, v, mask, causal, SCALE, first)
+
+    expected = reference(q, k, v, mask, causal)
     assert (y - expected).abs().max() <= 4e-6 * v.abs().max()
 
 

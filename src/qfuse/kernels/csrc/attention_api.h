@@ -12,18 +12,18 @@ struct ScoreRows {
   int64_t ld;  // rows of a panel
   int64_t rows;
   int64_t keys;
-  const void* mask;   // of the first row and key, or null: float32, which is added, or bool
-  int64_t mask_ld;    // elements between its rows
-  bool is_bool;       // minus infinity is added where the mask is false
-  int64_t visible;    // row i has the first `visible + i` keys at most
-  float* greatest;    // per row: the greatest score of this and earlier chunks
-  float* total;       // per row: the sum of the exponentials
-  float* factor;      // per row: what sums of earlier chunks are multiplied by
+  const void* mask;  // of the first row and key, or null: float32, which is added, or bool
+  int64_t mask_ld;   // elements between its rows
+  bool is_bool;      // minus infinity is added where the mask is false
+  int64_t visible;   // row i has the first `visible + i` keys at most
+  float* greatest;   // per row: the greatest score of this and earlier chunks
+  float* total;      // per row: the sum of the exponentials
+  float* factor;     // per row: what sums of earlier chunks are multiplied by
 };
 
 struct AttentionKernels {
-  // Replaces scores by the exponentials of their differences from the greatest one. They are 0 where
-  // a key is masked, and from the last key up to the end of its panel.
+  // Replaces scores by the exponentials of their differences from the greatest one. They are 0
+  // where a key is masked, and from the last key up to the end of its panel.
   void (*softmax)(const ScoreRows& rows);
 };
 

@@ -28,9 +28,15 @@ inline int64_t whole_groups(int64_t size) { return parts_of(size, kGroup) * kGro
 // The four axes of a tensor: batch, head, row and feature.
 struct Strided {
   explicit Strided(const at::Tensor& x)
-      : data(x.const_data_ptr<float>()), batch(x.stride(0)), head(x.stride(1)), row(x.stride(2)), feature(x.stride(3)) {}
+      : data(x.const_data_ptr<float>()),
+        batch(x.stride(0)),
+        head(x.stride(1)),
+        row(x.stride(2)),
+        feature(x.stride(3)) {}
 
-  const float* at(int64_t b, int64_t h, int64_t r) const { return data + b * batch + h * head + r * row; }
+  const float* at(int64_t b, int64_t h, int64_t r) const {
+    return data + b * batch + h * head + r * row;
+  }
 
   const float* data;
   int64_t batch;
@@ -40,7 +46,8 @@ struct Strided {
 };
 
 // A row times a factor, followed by zeros up to `padded`.
-void copy_row(const float* from, int64_t stride, int64_t size, float factor, int64_t padded, float* to) {
+void copy_row(const float* from, int64_t stride, int64_t size, float factor, int64_t padded,
+              float* to) {
   if (stride == 1) {
     for (int64_t i = 0; i < size; ++i) to[i] = from[i] * factor;
   } else {
@@ -51,17 +58,27 @@ void copy_row(const float* from, int64_t stride, int64_t size, float factor, int
 
 void check_axes(const at::Tensor& x, const char* name) {
   TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() == 4, name,
-              " must be float32 [batch, heads, rows, features], not ", x.scalar_type(), " ", x.sizes());
+              " must be float32 [batch, heads, rows, features], not ", x.scalar_type(), " ",
+              x.sizes());
 }
 
 // What is the same for all queries of a call.
 class Call {
  public:
   explicit Call(const Attention& a)
-      : query_(a.query), key_(a.key), value_(a.value), path_(path_for(a.query.size(2))),
-        batch_(a.query.size(0)), heads_(a.query.size(1)), shared_(a.key.size(1)),
-        rows_(a.query.size(2)), keys_(a.key.size(2)), depth_(a.query.size(3)),
-        width_(a.value.size(3)), scale_(static_cast<float>(a.scale)), causal_(a.causal),
+      : query_(a.query),
+        key_(a.key),
+        value_(a.value),
+        path_(path_for(a.query.size(2))),
+        batch_(a.query.size(0)),
+        heads_(a.query.size(1)),
+        shared_(a.key.size(1)),
+        rows_(a.query.size(2)),
+        keys_(a.key.size(2)),
+        depth_(a.query.size(3)),
+        width_(a.value.size(3)),
+        scale_(static_cast<float>(a.scale)),
+        causal_(a.causal),
         heads_first_(a.heads_first),
         result_(heads_first_ ? empty_tensor({batch_, heads_, rows_, width_}, a.query.options())
                              : empty_tensor({batch_, rows_, heads_, width_}, a.query.options())) {
@@ -79,26 +96,33 @@ class Call {
   at::Tensor run() {
     const int64_t pairs = batch_ * shared_, panels = parts_of(keys_, kBlock);
     const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
-    const int64_t cycles = std::max<int64_t>(std::min(rows_, kQueries) * keys_ * (depth_ + width_) / kProductsPerCycle, 1);
+    const int64_t products = std::min(rows_, kQueries) * keys_ * (depth_ + width_);
+    const int64_t cycles = std::max<int64_t>(products / kProductsPerCycle, 1);
     const int64_t threads = at::get_num_threads();
     if (pairs % threads == 0 || pairs >= 4 * threads) {
       // Every thread packs what it reads, which stays in its cache.
-      parallel_for(0, pairs, grain_of_cycles(cycles * blocks * each), [&](int64_t begin, int64_t end) {
-        const Buffer packed(bytes_of_pair());
-        for (int64_t pair = begin; pair < end; ++pair) {
-          for (int64_t panel = 0; panel < panels; ++panel) pack(pair, panel, packed.as<float>());
-          attend(pair * each * blocks, (pair + 1) * each * blocks, packed.as<float>(), 0);
-        }
-      });
+      parallel_for(
+          0, pairs, grain_of_cycles(cycles * blocks * each), [&](int64_t begin, int64_t end) {
+            const Buffer packed(bytes_of_pair());
+            for (int64_t pair = begin; pair < end; ++pair) {
+              for (int64_t panel = 0; panel < panels; ++panel) {
+                pack(pair, panel, packed.as<float>());
+              }
+              attend(pair * each * blocks, (pair + 1) * each * blocks, packed.as<float>(), 0);
+            }
+          });
     } else {
       const Buffer packed(pairs * bytes_of_pair());
       const int64_t size = bytes_of_pair() / static_cast<int64_t>(sizeof(float));
-      parallel_for(0, pairs * panels, grain_of_cycles(kBlock * (depth_ + width_)), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) pack(i / panels, i % panels, packed.as<float>() + i / panels * size);
-      });
-      parallel_for(0, batch_ * heads_ * blocks, grain_of_cycles(cycles), [&](int64_t begin, int64_t end) {
-        attend(begin, end, packed.as<float>(), size);
-      });
+      parallel_for(0, pairs * panels, grain_of_cycles(kBlock * (depth_ + width_)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t i = begin; i < end; ++i) {
+                       pack(i / panels, i % panels, packed.as<float>() + i / panels * size);
+                     }
+                   });
+      parallel_for(
+          0, batch_ * heads_ * blocks, grain_of_cycles(cycles),
+          [&](int64_t begin, int64_t end) { attend(begin, end, packed.as<float>(), size); });
     }
     return heads_first_ ? result_ : result_.transpose(1, 2);
   }
@@ -135,74 +159,109 @@ class Call {
     }
   }
 
+  // What one thread works on; the sizes in floats are those of its memory.
+  struct Work {
+    Work(int64_t depth, int64_t scores, int64_t width)
+        : memory((kQueries * (depth + scores + width + 3)) * static_cast<int64_t>(sizeof(float))),
+          query(memory.as<float>()),
+          scores(query + kQueries * depth),
+          sums(this->scores + kQueries * scores),
+          greatest(sums + kQueries * width),
+          total(greatest + kQueries),
+          factor(total + kQueries) {}
+
+    const Buffer memory;
+    float* const query;   // [kQueries][features]
+    float* const scores;  // [panels][kQueries][64]
+    float* const sums;    // [features / 64][kQueries][64]
+    float* const greatest;
+    float* const total;
+    float* const factor;
+  };
+
+  // Queries of one head.
+  struct Block {
+    int64_t batch;
+    int64_t head;
+    int64_t first;
+    int64_t rows;
+    const float* packed;  // its keys and values
+  };
+
   // Blocks of queries, numbered by batch, head and place. `size` is the distance of packed pairs.
   void attend(int64_t begin, int64_t end, const float* packed, int64_t size) const {
-    const int64_t depth = whole_groups(depth_), features = parts_of(width_, kBlock);
     const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
-    const int64_t scores = std::min(parts_of(keys_, kBlock) * kBlock, kChunk) * kQueries;
-    const int64_t floats = kQueries * depth + scores + features * kBlock * kQueries + 3 * kQueries;
-    const Buffer scratch(floats * static_cast<int64_t>(sizeof(float)));
-    Work w{scratch.as<float>()};
-    w.scores = w.query + kQueries * depth;
-    w.sums = w.scores + scores;
-    w.greatest = w.sums + features * kBlock * kQueries;
+    const int64_t scores = std::min(parts_of(keys_, kBlock) * kBlock, kChunk);
+    const Work work(whole_groups(depth_), scores, parts_of(width_, kBlock) * kBlock);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t head = i / blocks, first = i % blocks * kQueries;
-      block_of_queries(head / heads_, head % heads_, first, packed + head / each * size, w);
+      attend({head / heads_, head % heads_, first, std::min(kQueries, rows_ - first),
+              packed + head / each * size},
+             work);
     }
   }
 
-  struct Work {
-    float* query;            // [kQueries][features]
-    float* scores = nullptr;    // [panels][kQueries][64]
-    float* sums = nullptr;      // [features / 64][kQueries][64]
-    float* greatest = nullptr;  // [kQueries], as the two that follow
-  };
+  void attend(const Block& q, const Work& w) const {
+    const int64_t depth = whole_groups(depth_);
+    for (int64_t i = 0; i < q.rows; ++i) {
+      const float* from = query_.at(q.batch, q.head, q.first + i);
+      copy_row(from, query_.feature, depth_, scale_, depth, w.query + i * depth);
+    }
+    std::fill(w.greatest, w.greatest + q.rows, -std::numeric_limits<float>::infinity());
+    std::fill(w.total, w.total + q.rows, 0.0f);
+    const int64_t keys = causal_ ? std::min(keys_, q.first + q.rows) : keys_;
+    for (int64_t key = 0; key < keys; key += kChunk) {
+      const int64_t count = std::min(kChunk, keys - key);
+      weigh(q, key, count, w);
+      add_values(q, key, count, w);
+    }
+    write(q, w);
+  }
 
-  void block_of_queries(int64_t b, int64_t h, int64_t first, const float* packed, const Work& w) const {
-    const int64_t rows = std::min(kQueries, rows_ - first), depth = whole_groups(depth_);
-    for (int64_t i = 0; i < rows; ++i) {
-      copy_row(query_.at(b, h, first + i), query_.feature, depth_, scale_, depth, w.query + i * depth);
+  // Computes the weights of `count` keys.
+  void weigh(const Block& q, int64_t first, int64_t count, const Work& w) const {
+    const int64_t depth = whole_groups(depth_);
+    for (int64_t key = 0; key < count; key += kBlock) {
+      const float* panel = q.packed + (first + key) * depth;
+      const int64_t columns = std::min(kBlock, count - key);
+      const RealTile tile{w.query, depth, q.rows, panel, depth / kGroup, columns, false};
+      path_.real->multiply(tile, Real::f32, w.scores + key * kQueries);
     }
-    float *total = w.greatest + kQueries, *factor = total + kQueries;
-    std::fill(w.greatest, w.greatest + rows, -std::numeric_limits<float>::infinity());
-    std::fill(total, total + rows, 0.0f);
-    const int64_t keys = causal_ ? std::min(keys_, first + rows) : keys_;
-    for (int64_t at = 0; at < keys; at += kChunk) {
-      const int64_t count = std::min(kChunk, keys - at);
+    ScoreRows s{w.scores, kQueries, q.rows, count};
+    s.visible = causal_ ? q.first - first + 1 : keys_;
+    if (mask_.defined()) set_mask(q, first, s);
+    s.greatest = w.greatest;
+    s.total = w.total;
+    s.factor = w.factor;
+    path_.attention->softmax(s);
+  }
+
+  // Adds the weighted values of `count` keys to the sums.
+  void add_values(const Block& q, int64_t first, int64_t count, const Work& w) const {
+    for (int64_t block = 0; block * kBlock < width_; ++block) {
+      float* sums = w.sums + block * kQueries * kBlock;
+      const int64_t columns = std::min(kBlock, width_ - block * kBlock);
+      for (int64_t i = 0; first > 0 && i < q.rows; ++i) {
+        for (int64_t j = 0; j < kBlock; ++j) sums[i * kBlock + j] *= w.factor[i];
+      }
       for (int64_t key = 0; key < count; key += kBlock) {
-        const RealTile tile{w.query, depth, rows, packed + (at + key) * depth, depth / kGroup,
-                            std::min(kBlock, count - key), false};
-        path_.real->multiply(tile, Real::f32, w.scores + key * kQueries);
-      }
-      ScoreRows s{w.scores, kQueries, rows, count};
-      s.visible = causal_ ? first - at + 1 : keys_;
-      if (mask_.defined()) set_mask(b, h, first, at, s);
-      s.greatest = w.greatest;
-      s.total = total;
-      s.factor = factor;
-      path_.attention->softmax(s);
-      for (int64_t block = 0; block * kBlock < width_; ++block) {
-        float* sums = w.sums + block * kQueries * kBlock;
-        if (at > 0) {
-          for (int64_t i = 0; i < rows; ++i) {
-            for (int64_t j = 0; j < kBlock; ++j) sums[i * kBlock + j] *= factor[i];
-          }
-        }
-        for (int64_t key = 0; key < count; key += kBlock) {
-          const int64_t groups = parts_of(std::min(kBlock, count - key), kGroup);
-          const RealTile tile{w.scores + key * kQueries, kBlock, rows, values_of(packed, block, at + key),
-                              groups, std::min(kBlock, width_ - block * kBlock), at + key > 0};
-          path_.real->multiply(tile, Real::f32, sums);
-        }
+        const float* weights = w.scores + key * kQueries;
+        const float* panel = values_of(q.packed, block, first + key);
+        const int64_t groups = parts_of(std::min(kBlock, count - key), kGroup);
+        const RealTile tile{weights, kBlock, q.rows, panel, groups, columns, first + key > 0};
+        path_.real->multiply(tile, Real::f32, sums);
       }
     }
-    const int64_t place = heads_first_ ? (b * heads_ + h) * rows_ + first : (b * rows_ + first) * heads_ + h;
+  }
+
+  void write(const Block& q, const Work& w) const {
+    const int64_t row = heads_first_ ? (q.batch * heads_ + q.head) * rows_ + q.first
+                                     : (q.batch * rows_ + q.first) * heads_ + q.head;
     const int64_t distance = heads_first_ ? width_ : heads_ * width_;
-    float* out = result_.mutable_data_ptr<float>() + place * width_;
-    for (int64_t i = 0; i < rows; ++i, out += distance) {
+    float* out = result_.mutable_data_ptr<float>() + row * width_;
+    for (int64_t i = 0; i < q.rows; ++i, out += distance) {
       // A query without keys.
-      const float inverse = total[i] == 0.0f ? 0.0f : 1.0f / total[i];
+      const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
       for (int64_t block = 0; block * kBlock < width_; ++block) {
         const float* sums = w.sums + (block * kQueries + i) * kBlock;
         const int64_t columns = std::min(kBlock, width_ - block * kBlock);
@@ -211,8 +270,9 @@ class Call {
     }
   }
 
-  void set_mask(int64_t b, int64_t h, int64_t row, int64_t key, ScoreRows& s) const {
-    const int64_t at = b * mask_.stride(0) + h * mask_.stride(1) + row * mask_.stride(2) + key;
+  void set_mask(const Block& q, int64_t key, ScoreRows& s) const {
+    const int64_t at =
+        q.batch * mask_.stride(0) + q.head * mask_.stride(1) + q.first * mask_.stride(2) + key;
     s.mask = static_cast<const char*>(mask_.const_data_ptr()) + at * mask_.element_size();
     s.mask_ld = mask_.stride(2);
     s.is_bool = is_bool_;
@@ -244,13 +304,15 @@ void check(const Attention& a) {
   const auto q = a.query.sizes(), k = a.key.sizes(), v = a.value.sizes();
   TORCH_CHECK(q[0] == k[0] && q[0] == v[0] && k[1] == v[1] && k[2] == v[2] && q[3] == k[3],
               "query, key and value do not fit: ", q, ", ", k, ", ", v);
-  TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are no multiple of ", k[1], " of keys");
+  TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are no multiple of ", k[1],
+              " of keys");
   // torch's kernel gives infinity times such a scale where a key is not seen.
   TORCH_CHECK(a.scale > 0 && std::isfinite(a.scale), "the scale must be positive, not ", a.scale);
   if (!a.mask) return;
   TORCH_CHECK(!a.causal, "a causal attention takes no mask");
   const at::ScalarType type = a.mask->scalar_type();
-  TORCH_CHECK(type == at::kFloat || type == at::kBool, "the mask must be float32 or bool, not ", type);
+  TORCH_CHECK(type == at::kFloat || type == at::kBool, "the mask must be float32 or bool, not ",
+              type);
   const int64_t axes = a.mask->dim();
   TORCH_CHECK(axes >= 2 && axes <= 4 && (a.mask->size(-1) == k[2] || a.mask->size(-1) == 1),
               "the mask must have two to four axes and a column per key: ", a.mask->sizes());
@@ -263,7 +325,8 @@ at::Tensor attention(const Attention& a) {
   const bool few = a.query.size(2) < kLeastQueries && a.query.size(3) == a.value.size(3);
   if (few || a.query.numel() == 0 || a.key.numel() == 0 || a.value.numel() == 0) {
     const at::Tensor result = torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale);
-    return a.heads_first ? result.contiguous() : result.transpose(1, 2).contiguous().transpose(1, 2);
+    return a.heads_first ? result.contiguous()
+                         : result.transpose(1, 2).contiguous().transpose(1, 2);
   }
   return Call(a).run();
 }

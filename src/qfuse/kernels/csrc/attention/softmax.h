@@ -21,12 +21,16 @@ QFUSE_INLINE Floats weight_of(Floats x) { return x < -87.0f ? Floats{} : exponen
 
 struct Greater {
   template <class Value>
-  QFUSE_INLINE Value operator()(Value a, Value b) const { return a > b ? a : b; }
+  QFUSE_INLINE Value operator()(Value a, Value b) const {
+    return a > b ? a : b;
+  }
 };
 
 struct Sum {
   template <class Value>
-  QFUSE_INLINE Value operator()(Value a, Value b) const { return a + b; }
+  QFUSE_INLINE Value operator()(Value a, Value b) const {
+    return a + b;
+  }
 };
 
 template <int Lanes>
@@ -54,7 +58,8 @@ QFUSE_INLINE float reduced(Floats* parts, const F& f) {
   if constexpr (Vectors == 1) {
     return folded<static_cast<int>(kLanes)>(parts[0], f);
   } else {
-    Unrolled<Vectors / 2>::run([&]<int I>() QFUSE_LAMBDA { parts[I] = f(parts[I], parts[I + Vectors / 2]); });
+    Unrolled<Vectors / 2>::run(
+        [&]<int I>() QFUSE_LAMBDA { parts[I] = f(parts[I], parts[I + Vectors / 2]); });
     return reduced<Vectors / 2>(parts, f);
   }
 }
@@ -111,7 +116,8 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
     });
   }
   for (; panel * qfuse::kBlock < s.keys; ++panel, at += s.ld * qfuse::kBlock) {
-    Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { store(at + V * kLanes, Floats{}, kLanes); });
+    Unrolled<kScoreVectors>::run([&]<int V>()
+                                     QFUSE_LAMBDA { store(at + V * kLanes, Floats{}, kLanes); });
   }
   const float sum = reduced<kScoreVectors>(parts, Sum());
   const float factor = weight_of(broadcast(s.greatest[row] - base))[0];
