@@ -11,13 +11,14 @@ dropout: ``softmax(query @ key.mT * scale + mask) @ value``.
 ``mask``     ``None``, float32, which is added, or bool, false where a key is left out; broadcasts
              to ``[batch, heads, rows, keys]``
 ``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
-``scale``    a positive number
+``scale``    positive and finite, also in float32
 ===========  =====================================================================================
 
-A row without keys is 0. The result is contiguous with ``heads_first``, else a transposed contiguous
-``[batch, rows, heads, width]``: torch's has the layout of the queries. It depends neither on the
-number of threads nor, where multiply-adds are rounded once, on the instruction set. Up to 15 rows
-are left to torch's kernel.
+A row without keys is 0 if all values are finite: what is masked has the weight 0, also with
+``causal``, and may be multiplied by it. The result is contiguous with ``heads_first``, else a
+transposed contiguous ``[batch, rows, heads, width]``. It depends neither on the number of threads
+nor, where multiply-adds are rounded once, on the instruction set. Up to 15 rows are left to torch's
+kernel, whose bits they have.
 
 ``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
@@ -53,14 +54,16 @@ arguments, which may be the same tensor. The result is contiguous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
+from ctypes import c_float
 from typing import Any
 
 import torch
 
 from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
-from qfuse.ir.sizes import broadcast_shape, same_shape
+from qfuse.ir.sizes import Size, broadcast_shape
 from qfuse.kernels.op import KernelOp
 
 _MATRIX = 2
@@ -104,15 +107,38 @@ def _attention(a: Any) -> torch.Tensor:
                 f"{name} must be float32 [batch, heads, rows, features], not {x.dtype} "
                 f"{tuple(x.shape)}"
             )
-    if not same_shape(a.key.shape[:3], a.value.shape[:3]):
-        raise InputError(f"key {tuple(a.key.shape)} and value {tuple(a.value.shape)} do not fit")
-    if a.mask is not None and a.mask.dtype not in (torch.float32, torch.bool):
-        raise InputError(f"the mask must be float32 or bool, not {a.mask.dtype}")
-    batch, heads, rows, _ = a.query.shape
-    width = a.value.shape[-1]
+    query, key, value = (tuple(x.shape) for x in (a.query, a.key, a.value))
+    pairs = ((query[0], key[0]), (query[3], key[3]), *zip(key[:3], value[:3], strict=True))
+    if any(_differ(one, other) for one, other in pairs):
+        raise InputError(f"query, key and value do not fit: {query}, {key}, {value}")
+    if isinstance(query[1], int) and isinstance(key[1], int) and query[1] % max(key[1], 1):
+        raise InputError(f"{query[1]} heads of queries are no multiple of {key[1]} of keys")
+    if not 0 < c_float(a.scale).value < math.inf:
+        raise InputError(f"the scale must be positive and finite in float32, not {a.scale}")
+    if a.mask is not None:
+        _check_mask(a.mask, key[2], causal=a.causal)
+    batch, heads, rows, width = *query[:3], value[3]
     order = (heads, rows) if a.heads_first else (rows, heads)
     out: torch.Tensor = a.query.new_empty((batch, *order, width))
     return out if a.heads_first else out.transpose(1, 2)
+
+
+def _check_mask(mask: torch.Tensor, keys: Size, *, causal: bool) -> None:
+    if causal:
+        raise InputError("a causal attention takes no mask")
+    if mask.dtype not in (torch.float32, torch.bool):
+        raise InputError(f"the mask must be float32 or bool, not {mask.dtype}")
+    if not _MATRIX <= mask.dim() <= _ATTENTION_AXES or (
+        _differ(mask.shape[-1], keys) and _differ(mask.shape[-1], 1)
+    ):
+        raise InputError(
+            f"the mask must have two to four axes and a column per key: {tuple(mask.shape)}"
+        )
+
+
+def _differ(one: Size, other: Size) -> bool:
+    """Whether two sizes certainly differ."""
+    return isinstance(one, int) and isinstance(other, int) and one != other
 
 
 attention: KernelOp[torch.Tensor] = KernelOp(

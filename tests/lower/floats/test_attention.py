@@ -140,8 +140,11 @@ def test_dynamic_rows_and_keys() -> None:
 
 REFUSED = (
     "few", "dropout", "bfloat16", "unbatched", "integers", "claimed", "broadcast batch",
-    "no scale", "negative",
+    "no scale", "negative", "small", "other layout", "mask of one axis", "unknown mask",
 )  # fmt: skip
+
+
+SCALES = {"no scale": 0.0, "negative": -1.0, "small": 1e-50}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -160,9 +163,20 @@ def test_other_attention_is_left_to_torch(case: str) -> None:
         mask = b.arg("mask", torch.int64, 20, 30)
         y = b.call(SDPA, q, k, v)
         y.args = (q, k, v, mask)
-    elif case in ("no scale", "negative"):
-        # torch's kernel gives infinity times such a scale where a causal key is not seen.
-        y = b.call(SDPA, q, k, v, None, 0.0, True, scale=0.0 if case == "no scale" else -1.0)
+    elif case in SCALES:
+        # torch's kernel multiplies minus infinity by the scale where a causal key is not seen.
+        y = b.call(SDPA, q, k, v, None, 0.0, True, scale=SCALES[case])
+    elif case == "other layout":
+        x = b.arg("x", F32, 20, "n", 4, 8)
+        y = b.call(SDPA, b.call(aten.permute.default, x, [1, 2, 0, 3]), k, v)
+    elif case == "mask of one axis":
+        mask = b.arg("mask", F32, 30)
+        y = b.call(SDPA, q, k, v)
+        y.args = (q, k, v, mask)
+    elif case == "unknown mask":
+        mask = b.arg("mask", F32, "m", 1, 20, 30)
+        y = b.call(SDPA, q, k, v)
+        y.args = (q, k, v, mask)
     else:
         y = b.call(SDPA, q, k, v)
     if case == "claimed":

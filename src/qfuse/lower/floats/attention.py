@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from ctypes import c_float
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,8 +25,8 @@ from qfuse.lower.operands.own_kernel import OwnKernel
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 
-LEAST_QUERIES = 16
-"""With fewer, keys and values are read less often than packing them would read them."""
+# With fewer, the kernel leaves a call to torch.
+_LEAST_QUERIES = 16
 
 _NAME = "lower-attention"
 _AXES = 4
@@ -34,8 +35,9 @@ _AXES = 4
 def lower_attention(context: LoweringContext) -> None:
     """Replace ``scaled_dot_product_attention`` of float32 by the kernel.
 
-    torch multiplies with MKL, in pieces of 32 queries and 512 keys. MKL has no AVX512 on processors
-    of AMD, and short sequences give it small products. docs/kernels.md has the times.
+    torch multiplies with MKL, a piece of the queries and keys at a time. MKL has no AVX512 on
+    processors of AMD, and short sequences give it small products. docs/kernels.md has the times,
+    which are with vectors of at least 8 floats.
     """
     target = context.target
     if not target.has("avx2") or not any(
@@ -79,7 +81,7 @@ def _call_of(node: Node) -> _Call | None:
         mask=None if mask is None else node_of(mask),
         scale=float(scale) if isinstance(scale, (int, float)) else 0.0,
         causal=bool(a["is_causal"]),
-        shared=bool(a["enable_gqa"]),
+        may_share=bool(a["enable_gqa"]),
         drops=not isinstance(dropout, (int, float)) or dropout != 0.0,
     )
 
@@ -96,7 +98,7 @@ class _Call:
         mask: What is added to the scores, or which of them count; ``None`` if there is none.
         scale: Of the scores; 0 if it is no number.
         causal: Whether a query has only the keys up to its own position.
-        shared: Whether several heads of queries may have the same keys.
+        may_share: Whether several heads of queries may have the same keys.
         drops: Whether there is dropout.
     """
 
@@ -107,13 +109,13 @@ class _Call:
     mask: Node | None
     scale: float
     causal: bool
-    shared: bool
+    may_share: bool
     drops: bool
 
     @property
     def is_covered(self) -> bool:
         """Whether the kernel computes this call."""
-        if self.drops or not 0 < self.scale < math.inf:
+        if self.drops or not 0 < c_float(self.scale).value < math.inf:
             return False
         parts = (self.query, self.key, self.value)
         if any(dtype_of(part) is not torch.float32 for part in parts):
@@ -127,13 +129,13 @@ class _Call:
         shared, width = key[1], value[3]
         if not all(isinstance(size, int) and size for size in (heads, depth, shared, width)):
             return False
-        few = isinstance(rows, int) and rows < LEAST_QUERIES
+        few = isinstance(rows, int) and rows < _LEAST_QUERIES
         return bool(
             not few
             and same_size(batch, key[0])
             and same_shape(key[:3], value[:3])
             and same_size(depth, key[3])
-            and (same_size(heads, shared) or (self.shared and exact_quotient(heads, shared)))
+            and (same_size(heads, shared) or (self.may_share and exact_quotient(heads, shared)))
             and self._covers_mask()
             and (self.heads_first or is_row_major(tensor_of(self.node).transpose(1, 2)))
         )

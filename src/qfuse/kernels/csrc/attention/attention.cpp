@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "isa/select.h"
@@ -19,26 +20,37 @@ namespace {
 constexpr int64_t kQueries = 48;
 // Keys whose scores are computed before they are used, so that they stay in the L2 cache.
 constexpr int64_t kChunk = 512;
-// With fewer queries, keys and values are read less often than packing would read them.
+// With fewer queries, keys and values are read less often than packing would read them. The rule
+// lower-attention leaves calls to torch that never have as many.
 constexpr int64_t kLeastQueries = 16;
+// About what the products reach with AVX512.
 constexpr int64_t kProductsPerCycle = 16;
 
 inline int64_t whole_groups(int64_t size) { return parts_of(size, kGroup) * kGroup; }
 
 // The four axes of a tensor: batch, head, row and feature.
+template <class Element>
 struct Strided {
   explicit Strided(const at::Tensor& x)
-      : data(x.const_data_ptr<float>()),
+      : data(data_of(x)),
         batch(x.stride(0)),
         head(x.stride(1)),
         row(x.stride(2)),
         feature(x.stride(3)) {}
 
-  const float* at(int64_t b, int64_t h, int64_t r) const {
+  Element* at(int64_t b, int64_t h, int64_t r) const {
     return data + b * batch + h * head + r * row;
   }
 
-  const float* data;
+  static Element* data_of(const at::Tensor& x) {
+    if constexpr (std::is_const_v<Element>) {
+      return x.const_data_ptr<float>();
+    } else {
+      return x.mutable_data_ptr<float>();
+    }
+  }
+
+  Element* data;
   int64_t batch;
   int64_t head;
   int64_t row;
@@ -65,7 +77,7 @@ void check_axes(const at::Tensor& x, const char* name) {
 // What is the same for all queries of a call.
 class Call {
  public:
-  explicit Call(const Attention& a)
+  Call(const Attention& a, const at::Tensor& result)
       : query_(a.query),
         key_(a.key),
         value_(a.value),
@@ -79,9 +91,7 @@ class Call {
         width_(a.value.size(3)),
         scale_(static_cast<float>(a.scale)),
         causal_(a.causal),
-        heads_first_(a.heads_first),
-        result_(heads_first_ ? empty_tensor({batch_, heads_, rows_, width_}, a.query.options())
-                             : empty_tensor({batch_, rows_, heads_, width_}, a.query.options())) {
+        out_(result) {
     if (!a.mask) return;
     std::vector<int64_t> sizes = a.mask->sizes().vec();
     sizes.back() = keys_;
@@ -93,7 +103,7 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  at::Tensor run() {
+  void run() const {
     const int64_t pairs = batch_ * shared_, panels = parts_of(keys_, kBlock);
     const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
     const int64_t products = std::min(rows_, kQueries) * keys_ * (depth_ + width_);
@@ -124,7 +134,6 @@ class Call {
           0, batch_ * heads_ * blocks, grain_of_cycles(cycles),
           [&](int64_t begin, int64_t end) { attend(begin, end, packed.as<float>(), size); });
     }
-    return heads_first_ ? result_ : result_.transpose(1, 2);
   }
 
  private:
@@ -133,8 +142,9 @@ class Call {
     const int64_t values = parts_of(width_, kBlock) * parts_of(keys_, kBlock) * kBlock * kBlock;
     return (floats_of_keys() + values) * static_cast<int64_t>(sizeof(float));
   }
-  const float* values_of(const float* packed, int64_t block, int64_t key) const {
-    return packed + floats_of_keys() + (block * parts_of(keys_, kBlock) * kBlock + key) * kBlock;
+  // Where the values of a pair are, for 64 features.
+  int64_t place_of_values(int64_t block, int64_t key) const {
+    return floats_of_keys() + (block * parts_of(keys_, kBlock) * kBlock + key) * kBlock;
   }
 
   // Packs 64 keys as [features][64], and their values as [keys][64] for every 64 features.
@@ -149,7 +159,7 @@ class Call {
       for (int64_t d = 0; d < depth_; ++d) keys[d * kBlock + j] = from[d * key_.feature];
     }
     for (int64_t block = 0; block * kBlock < width_; ++block) {
-      float* values = const_cast<float*>(values_of(to, block, first));
+      float* values = to + place_of_values(block, first);
       const int64_t columns = std::min(kBlock, width_ - block * kBlock);
       for (int64_t j = 0; j < count; ++j) {
         const float* from = value_.at(b, h, first + j) + block * kBlock * value_.feature;
@@ -161,11 +171,11 @@ class Call {
 
   // What one thread works on; the sizes in floats are those of its memory.
   struct Work {
-    Work(int64_t depth, int64_t scores, int64_t width)
-        : memory((kQueries * (depth + scores + width + 3)) * static_cast<int64_t>(sizeof(float))),
+    Work(int64_t depth, int64_t keys, int64_t width)
+        : memory((kQueries * (depth + keys + width + 3)) * static_cast<int64_t>(sizeof(float))),
           query(memory.as<float>()),
           scores(query + kQueries * depth),
-          sums(this->scores + kQueries * scores),
+          sums(scores + kQueries * keys),
           greatest(sums + kQueries * width),
           total(greatest + kQueries),
           factor(total + kQueries) {}
@@ -188,15 +198,18 @@ class Call {
     const float* packed;  // its keys and values
   };
 
-  // Blocks of queries, numbered by batch, head and place. `size` is the distance of packed pairs.
-  void attend(int64_t begin, int64_t end, const float* packed, int64_t size) const {
+  // Blocks of queries, numbered by batch, head and place. `distance` is that of packed pairs, 0 if
+  // there is one.
+  void attend(int64_t begin, int64_t end, const float* packed, int64_t distance) const {
     const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
-    const int64_t scores = std::min(parts_of(keys_, kBlock) * kBlock, kChunk);
-    const Work work(whole_groups(depth_), scores, parts_of(width_, kBlock) * kBlock);
+    const int64_t keys = std::min(parts_of(keys_, kBlock) * kBlock, kChunk);
+    const Work work(whole_groups(depth_), keys, parts_of(width_, kBlock) * kBlock);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t head = i / blocks, first = i % blocks * kQueries;
+      const int64_t head = i / blocks, number = i % blocks;
+      // From both ends: with `causal`, later blocks have more keys, and threads adjacent blocks.
+      const int64_t first = (number % 2 ? blocks - 1 - number / 2 : number / 2) * kQueries;
       attend({head / heads_, head % heads_, first, std::min(kQueries, rows_ - first),
-              packed + head / each * size},
+              packed + head / each * distance},
              work);
     }
   }
@@ -241,12 +254,14 @@ class Call {
     for (int64_t block = 0; block * kBlock < width_; ++block) {
       float* sums = w.sums + block * kQueries * kBlock;
       const int64_t columns = std::min(kBlock, width_ - block * kBlock);
-      for (int64_t i = 0; first > 0 && i < q.rows; ++i) {
-        for (int64_t j = 0; j < kBlock; ++j) sums[i * kBlock + j] *= w.factor[i];
+      if (first > 0) {
+        for (int64_t i = 0; i < q.rows; ++i) {
+          for (int64_t j = 0; j < columns; ++j) sums[i * kBlock + j] *= w.factor[i];
+        }
       }
       for (int64_t key = 0; key < count; key += kBlock) {
         const float* weights = w.scores + key * kQueries;
-        const float* panel = values_of(q.packed, block, first + key);
+        const float* panel = q.packed + place_of_values(block, first + key);
         const int64_t groups = parts_of(std::min(kBlock, count - key), kGroup);
         const RealTile tile{weights, kBlock, q.rows, panel, groups, columns, first + key > 0};
         path_.real->multiply(tile, Real::f32, sums);
@@ -255,11 +270,8 @@ class Call {
   }
 
   void write(const Block& q, const Work& w) const {
-    const int64_t row = heads_first_ ? (q.batch * heads_ + q.head) * rows_ + q.first
-                                     : (q.batch * rows_ + q.first) * heads_ + q.head;
-    const int64_t distance = heads_first_ ? width_ : heads_ * width_;
-    float* out = result_.mutable_data_ptr<float>() + row * width_;
-    for (int64_t i = 0; i < q.rows; ++i, out += distance) {
+    for (int64_t i = 0; i < q.rows; ++i) {
+      float* out = out_.at(q.batch, q.head, q.first + i);
       // A query without keys.
       const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
       for (int64_t block = 0; block * kBlock < width_; ++block) {
@@ -278,9 +290,9 @@ class Call {
     s.is_bool = is_bool_;
   }
 
-  const Strided query_;
-  const Strided key_;
-  const Strided value_;
+  const Strided<const float> query_;
+  const Strided<const float> key_;
+  const Strided<const float> value_;
   const Path& path_;
   const int64_t batch_;
   const int64_t heads_;
@@ -291,8 +303,7 @@ class Call {
   const int64_t width_;
   const float scale_;
   const bool causal_;
-  const bool heads_first_;
-  at::Tensor result_;
+  const Strided<float> out_;
   at::Tensor mask_;  // [batch, heads, rows, keys]
   bool is_bool_ = false;
 };
@@ -306,8 +317,10 @@ void check(const Attention& a) {
               "query, key and value do not fit: ", q, ", ", k, ", ", v);
   TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are no multiple of ", k[1],
               " of keys");
-  // torch's kernel gives infinity times such a scale where a key is not seen.
-  TORCH_CHECK(a.scale > 0 && std::isfinite(a.scale), "the scale must be positive, not ", a.scale);
+  // torch's kernel multiplies minus infinity by the scale where a key is not seen.
+  const auto scale = static_cast<float>(a.scale);
+  TORCH_CHECK(scale > 0 && std::isfinite(scale),
+              "the scale must be positive and finite in float32, not ", a.scale);
   if (!a.mask) return;
   TORCH_CHECK(!a.causal, "a causal attention takes no mask");
   const at::ScalarType type = a.mask->scalar_type();
@@ -322,13 +335,18 @@ void check(const Attention& a) {
 
 at::Tensor attention(const Attention& a) {
   check(a);
-  const bool few = a.query.size(2) < kLeastQueries && a.query.size(3) == a.value.size(3);
-  if (few || a.query.numel() == 0 || a.key.numel() == 0 || a.value.numel() == 0) {
-    const at::Tensor result = torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale);
-    return a.heads_first ? result.contiguous()
-                         : result.transpose(1, 2).contiguous().transpose(1, 2);
+  const int64_t batch = a.query.size(0), heads = a.query.size(1), rows = a.query.size(2);
+  const int64_t width = a.value.size(3);
+  const at::Tensor result =
+      a.heads_first ? empty_tensor({batch, heads, rows, width}, a.query.options())
+                    : empty_tensor({batch, rows, heads, width}, a.query.options()).transpose(1, 2);
+  if (result.numel() == 0) return result;
+  if (rows < kLeastQueries || a.query.numel() == 0 || a.key.numel() == 0) {
+    result.copy_(torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale));
+  } else {
+    Call(a, result).run();
   }
-  return Call(a).run();
+  return result;
 }
 
 }  // namespace qfuse

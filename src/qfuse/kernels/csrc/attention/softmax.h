@@ -43,12 +43,12 @@ QFUSE_INLINE float folded(Vector x, const F& f) {
   if constexpr (Lanes == 2) {
     return f(x[0], x[1]);
   } else {
-    struct Halves {
+    struct Both {
       typename Part<Lanes / 2>::Vector low;
       typename Part<Lanes / 2>::Vector high;
     };
-    const auto halves = bits<Halves>(x);
-    return folded<Lanes / 2>(f(halves.low, halves.high), f);
+    const auto both = bits<Both>(x);
+    return folded<Lanes / 2>(f(both.low, both.high), f);
   }
 }
 
@@ -75,10 +75,10 @@ QFUSE_INLINE Floats masked_score(const qfuse::ScoreRows& s, int64_t row, int64_t
   return x + (kept != 0 ? Floats{} : broadcast(-__builtin_inff()));
 }
 
-// Masks the scores of a panel, of which the first `keys` count, and adds them to the greatest ones.
+// Masks the scores of a panel, of which the first `keys` count, and takes the greatest ones.
 template <bool Masked, bool Whole>
-QFUSE_INLINE void mask_panel(const qfuse::ScoreRows& s, int64_t row, int64_t panel, int64_t keys,
-                             Floats* top) {
+QFUSE_INLINE void mask_and_take_greatest(const qfuse::ScoreRows& s, int64_t row, int64_t panel,
+                                         int64_t keys, Floats* top) {
   float* at = s.scores + (panel * s.ld + row) * qfuse::kBlock;
   Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
     const int64_t count = Whole ? kLanes : keys - V * kLanes;
@@ -99,9 +99,9 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   Floats parts[kScoreVectors];
   Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = broadcast(none); });
   for (int64_t panel = 0; panel < whole; ++panel) {
-    mask_panel<Masked, true>(s, row, panel, qfuse::kBlock, parts);
+    mask_and_take_greatest<Masked, true>(s, row, panel, qfuse::kBlock, parts);
   }
-  if (rest > 0) mask_panel<Masked, false>(s, row, whole, rest, parts);
+  if (rest > 0) mask_and_take_greatest<Masked, false>(s, row, whole, rest, parts);
   const float greatest = Greater()(reduced<kScoreVectors>(parts, Greater()), s.greatest[row]);
   // Without a key, differences from 0 are infinite, and from themselves not a number.
   const float base = greatest == none ? 0.0f : greatest;
