@@ -112,7 +112,7 @@ def _attention(a: Any) -> torch.Tensor:
     if any(_differ(one, other) for one, other in pairs):
         raise InputError(f"query, key and value do not fit: {query}, {key}, {value}")
     if isinstance(query[1], int) and isinstance(key[1], int) and query[1] % max(key[1], 1):
-        raise InputError(f"{query[1]} heads of queries are no multiple of {key[1]} of keys")
+        raise InputError(f"{query[1]} heads of queries are not a multiple of {key[1]} of keys")
     if not 0 < c_float(a.scale).value < math.inf:
         raise InputError(f"the scale must be positive and finite in float32, not {a.scale}")
     if a.mask is not None:

@@ -287,7 +287,7 @@ def bad(what: str) -> tuple[list[Any], str]:
         "axes": ({0: q[0]}, "query must be float32"),
         "keys": ({2: v[:, :, :-1]}, "do not fit"),
         "features": ({1: k[..., :-1]}, "do not fit"),
-        "heads": ({0: q[:, :3]}, "3 heads of queries are no multiple of 2"),
+        "heads": ({0: q[:, :3]}, "3 heads of queries are not a multiple of 2"),
         "mask": ({3: mask.long()}, "the mask must be float32 or bool"),
         "columns": ({3: mask[:, 1:]}, "a column per key"),
         "one axis": ({3: mask[0]}, "two to four axes"),

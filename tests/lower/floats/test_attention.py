@@ -80,7 +80,7 @@ def test_the_kernel_replaces_attention(causal: bool, scale: float | None) -> Non
     (call,) = calls(low)
     a = arguments(call)
     assert (a["causal"], a["scale"]) == (causal, 8**-0.5 if scale is None else scale)
-    # It is no quantized op, which the report counts.
+    # The report counts quantized ops, and this is a float one.
     assert not list(low.log.of(Lowered))
     assert [event.rule for event in low.log.of(Fired)] == ["lower-attention"]
     for n in (1, 3):

@@ -96,7 +96,7 @@ class _Call:
         key: Keys.
         value: Values.
         mask: What is added to the scores, or which of them count; ``None`` if there is none.
-        scale: Of the scores; 0 if it is no number.
+        scale: Of the scores; 0 if it is not a number.
         causal: Whether a query has only the keys up to its own position.
         may_share: Whether several heads of queries may have the same keys.
         drops: Whether there is dropout.

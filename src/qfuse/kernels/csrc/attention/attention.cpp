@@ -315,7 +315,7 @@ void check(const Attention& a) {
   const auto q = a.query.sizes(), k = a.key.sizes(), v = a.value.sizes();
   TORCH_CHECK(q[0] == k[0] && q[0] == v[0] && k[1] == v[1] && k[2] == v[2] && q[3] == k[3],
               "query, key and value do not fit: ", q, ", ", k, ", ", v);
-  TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are no multiple of ", k[1],
+  TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are not a multiple of ", k[1],
               " of keys");
   // torch's kernel multiplies minus infinity by the scale where a key is not seen.
   const auto scale = static_cast<float>(a.scale);
