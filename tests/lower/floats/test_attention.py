@@ -88,7 +88,9 @@ def test_the_kernel_replaces_attention(causal: bool, scale: float | None) -> Non
 
 
 @pytest.mark.parametrize("dtype", [F32, BOOL])
-@pytest.mark.parametrize("shape", [(20, 30), (1, 30), ("n", 1, 1, 30), ("n", 4, 20, 30), (20, 1)])
+@pytest.mark.parametrize(
+    "shape", [(20, 30), (1, 30), ("n", 1, 1, 30), ("n", 4, 20, 30), (4, 20, 30), (20, 1)]
+)
 def test_masks(dtype: torch.dtype, shape: tuple[int | str, ...]) -> None:
     b = Attention()
     operands = b.operands()

@@ -21,7 +21,7 @@ from qfuse.ir.sizes import (
     same_shape,
     same_size,
 )
-from qfuse.lower.operands.own_kernel import OwnKernel
+from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 
@@ -40,10 +40,7 @@ def lower_attention(context: LoweringContext) -> None:
     which are with vectors of at least 8 floats.
     """
     target = context.target
-    if not target.has("avx2") or not any(
-        isinstance(kernel, OwnKernel) and kernel.supported(target) is None
-        for kernel in context.kernels
-    ):
+    if not target.has("avx2") or not has_own_kernels(context.kernels, target):
         return
     for node in list(context.program.graph.nodes):
         call = _call_of(node)

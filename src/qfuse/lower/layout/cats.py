@@ -12,7 +12,7 @@ from qfuse.ir.memory_formats import CHANNELS
 from qfuse.ir.ops.views import dtype_of, shape_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.lower.operands.images import channels_last_parts
-from qfuse.lower.operands.own_kernel import OwnKernel
+from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
 
@@ -25,10 +25,7 @@ def lower_cats(context: LoweringContext) -> None:
 
     torch copies one image after the other; the kernel joins a strip of pixels of all of them.
     """
-    if not any(
-        isinstance(kernel, OwnKernel) and kernel.supported(context.target) is None
-        for kernel in context.kernels
-    ):
+    if not has_own_kernels(context.kernels, context.target):
         return
     for node in list(context.program.graph.nodes):
         parts = channels_last_parts(node)

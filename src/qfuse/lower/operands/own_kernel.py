@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -50,3 +51,9 @@ class PackingKernel(OwnKernel):
     """
 
     packer: Packer
+
+
+def has_own_kernels(kernels: Iterable[object], target: Target) -> bool:
+    """Return whether ops of qfuse's library can be called: a kernel on one of them is supported."""
+    own = (kernel for kernel in kernels if isinstance(kernel, OwnKernel))
+    return any(kernel.supported(target) is None for kernel in own)
