@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the ops of PT2E
 
 import qfuse
 from qfuse.cost import CostModel, CostProfile
