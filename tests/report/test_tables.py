@@ -9,7 +9,7 @@ from rich.console import Console
 from torch import nn
 
 import qfuse
-from qfuse.ir.events import Checked, Event, Exactness, Fired, Left, MissCode, Missed, Place
+from qfuse.ir.events import Checked, Event, Exactness, Fired, Left, MissCode, Missed, Noted, Place
 from qfuse.report import Report
 from qfuse.report.facts import Facts, TargetFacts
 
@@ -57,6 +57,16 @@ def test_a_float_model_is_called_one() -> None:
 )
 def test_why_there_are_no_quantized_ops(events: tuple[Event, ...], verdict: str) -> None:
     assert quantized_ops(Report(events, FACTS)).startswith(verdict)
+
+
+def test_a_note_that_several_places_have_is_written_once() -> None:
+    places = [Place(name, "aten.linear", f"model.py:{i}: f(x)") for i, name in enumerate("abc")]
+    notes = [Noted("lower", "it is slow", place) for place in places]
+    text = Report((*notes, Noted("lower", "of all"))).text(verbose=True, width=200)
+
+    assert "note: it is slow (aten.linear (model.py:0: f(x)), and 2 more)\n" in text
+    assert text.count("it is slow") == 1
+    assert "note: of all\n" in text
 
 
 def test_passes_say_nothing_of_kernels() -> None:

@@ -1,4 +1,4 @@
-"""``python -m qfuse_bench.experiments.attention``: attention of float32 on both kernels.
+"""``python -m qfuse_bench.experiments.attention``: attention of floats on both kernels.
 
 Each shape runs as torch's ``scaled_dot_product_attention`` and as the kernel that
 ``lower-attention`` calls, in the same interleaved rounds. Queries, keys and values are views of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -22,9 +23,18 @@ from qfuse import kernels
 from qfuse.cli.errors import exit_on_error
 from qfuse.cli.options import options_of
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.quant.spec import parse_dtype
 from qfuse_bench.harness.measure import LEAST_ROUNDS, Series, TimedFunction, measure
 from qfuse_bench.harness.progress import watching
 from qfuse_bench.harness.stats import ratio_of_medians
+
+
+class FloatDtype(StrEnum):
+    """What attention computes on."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +43,13 @@ class AttentionOptions:
 
     Attributes:
         rounds: Interleaved rounds per shape.
+        dtype: Of queries, keys, values and masks.
     """
 
     rounds: int = field(default=2 * LEAST_ROUNDS, metadata={"help": "rounds per shape"})
+    dtype: FloatDtype = field(
+        default=FloatDtype.FLOAT32, metadata={"help": "of queries, keys, values and masks"}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class AttentionShape:
         features: Of a head.
         shared: Heads of keys; 0 is as many as of queries.
         causal: Whether a query has only the keys up to its own position.
-        masked: Whether a mask in float32 is added.
+        masked: Whether a mask is added.
     """
 
     batch: int
@@ -68,14 +82,14 @@ class AttentionShape:
         text = f"{self.batch} x {heads} heads, {self.rows} x {self.keys}, {self.features} features"
         return text + (", causal" if self.causal else "") + (", mask" if self.masked else "")
 
-    def calls(self) -> dict[str, partial[torch.Tensor]]:
+    def calls(self, dtype: torch.dtype = torch.float32) -> dict[str, partial[torch.Tensor]]:
         """Return the call of each kernel, on the same operands."""
         shared = self.shared or self.heads
         query, key, value = (
-            torch.randn(self.batch, length, heads, self.features).transpose(1, 2)
+            torch.randn(self.batch, length, heads, self.features).to(dtype).transpose(1, 2)
             for length, heads in ((self.rows, self.heads), *[(self.keys, shared)] * 2)
         )
-        mask = torch.randn(self.batch, 1, self.rows, self.keys) if self.masked else None
+        mask = torch.randn(self.batch, 1, self.rows, self.keys).to(dtype) if self.masked else None
         scale = self.features**-0.5
         return {
             "torch": partial(
@@ -121,19 +135,22 @@ def run_attention(
     library = kernels.load()
     if not library.available:
         raise OptionsError(f"there are no kernels of qfuse: {library.reason}")
+    dtype = parse_dtype(options.dtype)
     with watching(console, len(shapes)) as watch, torch.inference_mode():
         times = []
         for shape in shapes:
             watch.say(str(shape))
-            calls = {name: TimedFunction(call) for name, call in shape.calls().items()}
+            calls = {name: TimedFunction(call) for name, call in shape.calls(dtype).items()}
             times.append(measure(calls, options.rounds))
             watch.advance()
-    console.print(_table(shapes, times, library.default))
+    console.print(_table(shapes, times, f"{options.dtype}, {library.default}"))
     return times
 
 
-def _table(shapes: Sequence[AttentionShape], times: Sequence[dict[str, Series]], isa: str) -> Table:
-    title = f"attention in float32, {isa}, {torch.get_num_threads()} threads"
+def _table(
+    shapes: Sequence[AttentionShape], times: Sequence[dict[str, Series]], what: str
+) -> Table:
+    title = f"attention in {what}, {torch.get_num_threads()} threads"
     table = Table(title=title, title_justify="left")
     table.add_column("queries x keys")
     for column in ("torch, ms", "qfuse, ms", "ratio"):

@@ -1,15 +1,17 @@
 """Products of two activations, and their fakes.
 
-``attention`` computes in float32 what torch's ``scaled_dot_product_attention`` does without
-dropout: ``softmax(query @ key.mT * scale + mask) @ value``.
+``attention`` computes what torch's ``scaled_dot_product_attention`` does without dropout:
+``softmax(query @ key.mT * scale + mask) @ value``. Sums, scores and the result of the softmax are
+float32.
 
 ===========  =====================================================================================
-``query``    float32 ``[batch, heads, rows, features]``, any strides, as the two that follow
-``key``      float32 ``[batch, shared, keys, features]``; every ``heads / shared`` adjacent heads of
-             queries have the same keys
-``value``    float32 ``[batch, shared, keys, width]``
-``mask``     ``None``, float32, which is added, or bool, false where a key is left out; broadcasts
-             to ``[batch, heads, rows, keys]``
+``query``    float32, bfloat16 or float16 ``[batch, heads, rows, features]``, any strides, as the
+             two that follow
+``key``      of the same dtype ``[batch, shared, keys, features]``; every ``heads / shared``
+             adjacent heads of queries have the same keys
+``value``    of the same dtype ``[batch, shared, keys, width]``
+``mask``     ``None``, float32 or the same dtype, which is added, or bool, false where a key is left
+             out; broadcasts to ``[batch, heads, rows, keys]``
 ``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
 ``scale``    positive and finite, also in float32
 ===========  =====================================================================================
@@ -17,8 +19,9 @@ dropout: ``softmax(query @ key.mT * scale + mask) @ value``.
 A row without keys is 0 if all values are finite: what is masked has the weight 0, also with
 ``causal``, and may be multiplied by it. The result is contiguous with ``heads_first``, else a
 transposed contiguous ``[batch, rows, heads, width]``. It depends neither on the number of threads
-nor, where multiply-adds are rounded once, on the instruction set. Up to 15 rows are left to torch's
-kernel, whose bits they have.
+nor, where multiply-adds are rounded once, on the instruction set; but products of bfloat16 are in
+bfloat16 where the processor has instructions for them, with weights rounded to it as in torch, and
+in float32 elsewhere. Up to 15 rows are left to torch's kernel, whose bits they have.
 
 ``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
@@ -100,11 +103,14 @@ def _result(a: Any, possible: Collection[torch.dtype]) -> torch.Tensor:
 
 
 def _attention(a: Any) -> torch.Tensor:
+    dtype = a.query.dtype
+    if dtype not in FLOATS:
+        raise InputError(f"query must be one of {FLOATS}, not {dtype}")
     for name in ("query", "key", "value"):
         x = getattr(a, name)
-        if x.dtype is not torch.float32 or x.dim() != _ATTENTION_AXES:
+        if x.dtype is not dtype or x.dim() != _ATTENTION_AXES:
             raise InputError(
-                f"{name} must be float32 [batch, heads, rows, features], not {x.dtype} "
+                f"{name} must be {dtype} [batch, heads, rows, features], not {x.dtype} "
                 f"{tuple(x.shape)}"
             )
     query, key, value = (tuple(x.shape) for x in (a.query, a.key, a.value))
@@ -116,18 +122,20 @@ def _attention(a: Any) -> torch.Tensor:
     if not 0 < c_float(a.scale).value < math.inf:
         raise InputError(f"the scale must be positive and finite in float32, not {a.scale}")
     if a.mask is not None:
-        _check_mask(a.mask, key[2], causal=a.causal)
+        _check_mask(a.mask, key[2], dtype, causal=a.causal)
     batch, heads, rows, width = *query[:3], value[3]
     order = (heads, rows) if a.heads_first else (rows, heads)
     out: torch.Tensor = a.query.new_empty((batch, *order, width))
     return out if a.heads_first else out.transpose(1, 2)
 
 
-def _check_mask(mask: torch.Tensor, keys: Size, *, causal: bool) -> None:
+def _check_mask(mask: torch.Tensor, keys: Size, dtype: torch.dtype, *, causal: bool) -> None:
     if causal:
         raise InputError("a causal attention takes no mask")
-    if mask.dtype not in (torch.float32, torch.bool):
-        raise InputError(f"the mask must be float32 or bool, not {mask.dtype}")
+    if mask.dtype not in (torch.bool, torch.float32, dtype):
+        raise InputError(
+            f"the mask must be bool, float32 or of the queries' dtype, not {mask.dtype}"
+        )
     if not _MATRIX <= mask.dim() <= _ATTENTION_AXES or (
         _differ(mask.shape[-1], keys) and _differ(mask.shape[-1], 1)
     ):

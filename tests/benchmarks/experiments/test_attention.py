@@ -8,10 +8,12 @@ from rich.console import Console
 
 from qfuse import kernels
 from qfuse.ir.errors import OptionsError
+from qfuse.ir.quant.spec import parse_dtype
 from qfuse_bench.experiments.attention import (
     SHAPES,
     AttentionOptions,
     AttentionShape,
+    FloatDtype,
     run_attention,
 )
 
@@ -28,12 +30,15 @@ def test_a_name_tells_all_that_differs() -> None:
     "shape",
     [AttentionShape(2, 4, 20, 30, 8, masked=True), AttentionShape(1, 4, 20, 30, 8, 2, causal=True)],
 )
-def test_both_kernels_have_the_same_values(shape: AttentionShape) -> None:
+@pytest.mark.parametrize("dtype", FloatDtype)
+def test_both_kernels_have_the_same_values(shape: AttentionShape, dtype: FloatDtype) -> None:
     if not kernels.load().available:
         pytest.skip("needs qfuse's kernels")
-    calls = shape.calls()
+    calls = shape.calls(parse_dtype(dtype))
 
-    torch.testing.assert_close(calls["qfuse"](), calls["torch"](), rtol=1e-5, atol=1e-6)
+    own, torchs = calls["qfuse"](), calls["torch"]()
+    error = {"float32": 1e-6, "bfloat16": 2**-6, "float16": 2**-9}[dtype]
+    torch.testing.assert_close(own, torchs, rtol=10 * error, atol=error)
 
 
 def test_measures_every_shape() -> None:
@@ -42,9 +47,10 @@ def test_measures_every_shape() -> None:
     console = Console(record=True, width=200)
     shapes = [AttentionShape(1, 2, 16, 5, 4), AttentionShape(2, 2, 17, 9, 4, masked=True)]
 
-    times = run_attention(AttentionOptions(rounds=2), console, shapes)
+    times = run_attention(AttentionOptions(rounds=2, dtype=FloatDtype.BFLOAT16), console, shapes)
 
     assert [len(series.rounds) for both in times for series in both.values()] == [2] * 4
+    assert "attention in bfloat16" in console.export_text(clear=False)
     assert all(str(shape) in console.export_text(clear=False) for shape in shapes)
 
 

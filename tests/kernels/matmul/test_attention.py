@@ -1,4 +1,4 @@
-"""Attention of float32 values."""
+"""Attention of float values."""
 
 from __future__ import annotations
 
@@ -28,19 +28,26 @@ SIZES = (
 )
 MASKS = ("none", "causal", "rows", "keys", "heads", "bool", "batch", "future", "one")
 SCALE = 0.3
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+DTYPES = (F32, BF16, F16)
+# Of the largest value. Sums of products of up to 130 features, and of weights of up to 1030 keys that
+# sum to 1; the result is rounded, and where products are in bfloat16 so are weights.
+BOUNDS = {F32: 4e-6, BF16: 2**-8 + 4e-6, F16: 2**-11 + 4e-6}
 
 
-def operands(size: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def operands(
+    size: tuple[int, ...], dtype: torch.dtype = F32
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Queries, keys and values as projections leave them: heads beside features."""
     batch, heads, shared, rows, keys, depth, width = size
     return (
-        torch.randn(batch, rows, heads, depth).transpose(1, 2),
-        torch.randn(batch, keys, shared, depth).transpose(1, 2),
-        torch.randn(batch, keys, shared, width).transpose(1, 2),
+        torch.randn(batch, rows, heads, depth).to(dtype).transpose(1, 2),
+        torch.randn(batch, keys, shared, depth).to(dtype).transpose(1, 2),
+        torch.randn(batch, keys, shared, width).to(dtype).transpose(1, 2),
     )
 
 
-def mask_of(kind: str, size: tuple[int, ...]) -> torch.Tensor | None:
+def mask_of(kind: str, size: tuple[int, ...], dtype: torch.dtype = F32) -> torch.Tensor | None:
     batch, heads, _, rows, keys, _, _ = size
     if kind in ("none", "causal"):
         return None
@@ -55,7 +62,7 @@ def mask_of(kind: str, size: tuple[int, ...]) -> torch.Tensor | None:
         "rows": (batch, 1, rows, keys), "keys": (1, keys), "heads": (heads, rows, keys),
         "one": (batch, heads, rows, 1),
     }  # fmt: skip
-    return torch.randn(shapes[kind])
+    return torch.randn(shapes[kind]).to(dtype)
 
 
 def reference(
@@ -71,16 +78,20 @@ def reference(
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", MASKS)
-def test_values_are_those_of_float64(isa: str, size: tuple[int, ...], kind: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_are_those_of_float64(
+    isa: str, size: tuple[int, ...], kind: str, dtype: torch.dtype
+) -> None:
     del isa
     torch.manual_seed(0)
-    (q, k, v), mask, causal = operands(size), mask_of(kind, size), kind == "causal"
+    (q, k, v), mask = operands(size, dtype), mask_of(kind, size, dtype)
+    causal = kind == "causal"
 
     y = attention(q, k, v, mask, causal, SCALE)
 
     expected = reference(q, k, v, mask, causal)
-    # Sums of products of up to 130 features, and of weights of up to 1030 keys that sum to 1.
-    assert (y - expected).abs().max() <= 4e-6 * v.abs().max()
+    assert y.dtype is dtype
+    assert (y - expected).abs().max() <= BOUNDS[dtype] * v.abs().max()
 
 
 @st.composite
@@ -91,21 +102,25 @@ def any_size(draw: st.DrawFn) -> tuple[int, ...]:
     return (draw(st.integers(1, 3)), *heads, rows, keys, depth, width)
 
 
-@given(any_size(), st.sampled_from(MASKS), st.booleans())
-def test_random_sizes(size: tuple[int, ...], kind: str, first: bool) -> None:
+@given(any_size(), st.sampled_from(MASKS), st.booleans(), st.sampled_from(DTYPES))
+def test_random_sizes(size: tuple[int, ...], kind: str, first: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    (q, k, v), mask, causal = operands(size), mask_of(kind, size), kind == "causal"
+    (q, k, v), mask = operands(size, dtype), mask_of(kind, size, F32 if first else dtype)
+    causal = kind == "causal"
 
     y = attention(q, k, v, mask, causal, SCALE, first)
 
     expected = reference(q, k, v, mask, causal)
-    assert (y - expected).abs().max() <= 4e-6 * v.abs().max()
+    assert (y - expected).abs().max() <= BOUNDS[dtype] * v.abs().max()
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_bits_depend_on_neither_instructions_nor_threads(isa: str, size: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("dtype", [F32, F16])
+def test_bits_depend_on_neither_instructions_nor_threads(
+    isa: str, size: tuple[int, ...], dtype: torch.dtype
+) -> None:
     torch.manual_seed(1)
-    args = (*operands(size), mask_of("rows", size), False, SCALE)
+    args = (*operands(size, dtype), mask_of("rows", size, dtype), False, SCALE)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -118,6 +133,32 @@ def test_bits_depend_on_neither_instructions_nor_threads(isa: str, size: tuple[i
                 assert torch.equal(attention(*args), expected)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_bits_of_bfloat16_do_not_depend_on_threads(isa: str, size: tuple[int, ...]) -> None:
+    torch.manual_seed(1)
+    args = (*operands(size, BF16), mask_of("rows", size, BF16), False, SCALE)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = attention(*args)
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            with instruction_set(isa):
+                assert torch.equal(attention(*args), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_mask_of_halves_is_that_of_float32(isa: str) -> None:
+    del isa
+    q, k, v = operands((2, 4, 2, 20, 70, 12, 12), BF16)
+    for mask in (torch.randn(20, 70), torch.randn(4, 1, 70), torch.randn(20, 1)):
+        halves = mask.bfloat16()
+        for added in (halves, halves.expand(2, 4, 20, -1)):
+            y = attention(q, k, v, added, False, SCALE)
+            assert torch.equal(y, attention(q, k, v, halves.float(), False, SCALE))
 
 
 @pytest.mark.parametrize("rows", [4, 50])
@@ -133,19 +174,21 @@ def test_both_layouts_of_the_result_have_the_same_values(isa: str, rows: int) ->
 
 
 @pytest.mark.parametrize("kind", ["causal", "heads", "bool"])
-def test_memory_around_the_operands_is_not_touched(isa: str, kind: str) -> None:
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_memory_around_the_operands_is_not_touched(isa: str, kind: str, dtype: torch.dtype) -> None:
     del isa
     for size in SIZES:
-        q, k, v = (x.contiguous() for x in operands(size))
-        args = (q, k, v, mask_of(kind, size), kind == "causal", SCALE)
+        q, k, v = (x.contiguous() for x in operands(size, dtype))
+        args = (q, k, v, mask_of(kind, size, dtype), kind == "causal", SCALE)
 
         assert_same_with_guards(attention, args, {})
 
 
 @pytest.mark.parametrize("layout", ["features", "steps", "shared"])
-def test_operands_may_have_any_strides(isa: str, layout: str) -> None:
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_operands_may_have_any_strides(isa: str, layout: str, dtype: torch.dtype) -> None:
     del isa
-    plain = operands((2, 2, 2, 20, 70, 12, 12))
+    plain = operands((2, 2, 2, 20, 70, 13, 13), dtype)
     if layout == "features":
         q, k, v = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in plain)
     elif layout == "steps":
@@ -154,6 +197,7 @@ def test_operands_may_have_any_strides(isa: str, layout: str) -> None:
         q = plain[0]
         k, v = (x[:1, :1].expand(2, 2, -1, -1) for x in plain[1:])
     mask = torch.randn(70, 20).t() if layout == "steps" else torch.randn(20, 100)[..., 10:80]
+    mask = mask.to(dtype)
 
     y = attention(q, k, v, mask, False, SCALE)
 
@@ -161,9 +205,10 @@ def test_operands_may_have_any_strides(isa: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [15, 16])
-def test_a_row_without_keys_is_zero(isa: str, rows: int) -> None:
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_row_without_keys_is_zero(isa: str, rows: int, dtype: torch.dtype) -> None:
     del isa
-    q, k, v = operands((1, 1, 1, rows, 600, 8, 8))
+    q, k, v = operands((1, 1, 1, rows, 600, 8, 8), dtype)
     kept = torch.rand(rows, 600) > 0.5
     kept[3] = False
     # The first chunk has no key of this row.
@@ -174,7 +219,7 @@ def test_a_row_without_keys_is_zero(isa: str, rows: int) -> None:
     for mask in (kept, added):
         y = attention(q, k, v, mask, False, SCALE)
 
-        assert torch.equal(y[0, 0, 3], torch.zeros(8))
+        assert torch.equal(y[0, 0, 3], torch.zeros(8, dtype=dtype))
         assert torch.equal(y[0, 0, 5], v[0, 0, 520])
 
 
@@ -192,19 +237,22 @@ def test_a_key_that_is_masked_by_the_least_float_counts_only_if_all_are(isa: str
     torch.testing.assert_close(y[0, 0, 0], v[0, 0].mean(0), rtol=1e-6, atol=1e-6)
 
 
-def test_large_scores_do_not_overflow(isa: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_scores_do_not_overflow(isa: str, dtype: torch.dtype) -> None:
     del isa
-    q, k, v = operands((1, 1, 1, 16, 1030, 8, 8))
+    q, k, v = operands((1, 1, 1, 16, 1030, 8, 8), dtype)
+    q, k = q * 1e4, k * 1e3
 
-    y = attention(q * 1e4, k * 1e4, v, None, False, 1.0)
+    y = attention(q, k, v, None, False, 1.0)
 
-    best = (q @ k.mT).argmax(-1)
+    best = (q.double() @ k.double().mT).argmax(-1)
     assert torch.equal(y[0, 0], v[0, 0][best[0, 0]])
 
 
-def test_what_is_not_a_number_stays_in_its_row(isa: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_a_number_stays_in_its_row(isa: str, dtype: torch.dtype) -> None:
     del isa
-    q, k, v = operands((1, 1, 1, 16, 600, 8, 8))
+    q, k, v = operands((1, 1, 1, 16, 600, 8, 8), dtype)
     expected = attention(q, k, v, None, False, SCALE)
     q[0, 0, 4, 2] = torch.nan
 
@@ -216,9 +264,12 @@ def test_what_is_not_a_number_stays_in_its_row(isa: str) -> None:
 
 
 @pytest.mark.parametrize("key", [0, 77, 599])
-def test_a_key_that_is_not_a_number_makes_all_rows_so(isa: str, key: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_key_that_is_not_a_number_makes_all_rows_so(
+    isa: str, key: int, dtype: torch.dtype
+) -> None:
     del isa
-    q, k, v = operands((1, 1, 1, 16, 600, 8, 8))
+    q, k, v = operands((1, 1, 1, 16, 600, 8, 8), dtype)
     k[0, 0, key, 0] = torch.nan
 
     assert attention(q, k, v, None, False, SCALE).isnan().all()
@@ -283,12 +334,15 @@ def bad(what: str) -> tuple[list[Any], str]:
     q, k, v = operands((2, 4, 2, 16, 9, 8, 8))
     mask = torch.zeros(16, 9)
     cases: dict[str, tuple[dict[int, Any], str]] = {
-        "dtype": ({1: k.double()}, "key must be float32"),
-        "axes": ({0: q[0]}, "query must be float32"),
+        "dtype": ({1: k.double()}, "key must be"),
+        "axes": ({0: q[0]}, "query must be"),
+        "doubles": ({i: x.double() for i, x in enumerate((q, k, v))}, "query must be"),
+        "mixed": ({2: v.bfloat16()}, "value must be"),
+        "other halves": ({3: mask.half()}, "the mask must be bool, float32 or of"),
         "keys": ({2: v[:, :, :-1]}, "do not fit"),
         "features": ({1: k[..., :-1]}, "do not fit"),
         "heads": ({0: q[:, :3]}, "3 heads of queries are not a multiple of 2"),
-        "mask": ({3: mask.long()}, "the mask must be float32 or bool"),
+        "mask": ({3: mask.long()}, "the mask must be bool, float32 or of"),
         "columns": ({3: mask[:, 1:]}, "a column per key"),
         "one axis": ({3: mask[0]}, "two to four axes"),
         "small": ({5: 1e-50}, "the scale must be positive"),
@@ -305,7 +359,7 @@ def bad(what: str) -> tuple[list[Any], str]:
 
 BAD = (
     "dtype", "axes", "keys", "features", "batch", "heads", "mask", "columns", "one axis", "small",
-    "large", "no scale", "not a number", "both",
+    "large", "no scale", "not a number", "both", "doubles", "mixed", "other halves",
 )  # fmt: skip
 
 

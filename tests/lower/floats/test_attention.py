@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from qfuse import kernels
 from qfuse.cost import CostModel, CostProfile
-from qfuse.ir.events import Fired, Lowered
+from qfuse.ir.events import Fired, Lowered, Noted
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import CLAIM_META, LoweredGraph, OptimizedGraph
 from qfuse.kernels import KernelLibrary
@@ -20,7 +20,7 @@ from qfuse.testing.build import GraphBuilder
 from qfuse.testing.run import random_inputs, run
 
 aten = torch.ops.aten
-F32, BOOL = torch.float32, torch.bool
+F32, BF16, F16, BOOL = torch.float32, torch.bfloat16, torch.float16, torch.bool
 SDPA = aten.scaled_dot_product_attention.default
 
 
@@ -62,11 +62,24 @@ def calls(low: LoweredGraph) -> list[Node]:
     return [node for node in low.graph.nodes if is_call(node, op)]
 
 
-def check(program: OptimizedGraph, low: LoweredGraph, **sizes: int) -> None:
+# Weights and the result are rounded to the dtype.
+TOLERANCES = {F32: (2e-5, 2e-6), BF16: (2**-7, 2**-6), F16: (2**-9, 2**-9)}
+
+
+def check(
+    program: OptimizedGraph, low: LoweredGraph, dtype: torch.dtype = F32, **sizes: int
+) -> None:
     inputs = random_inputs(program, **sizes)
+    rtol, atol = TOLERANCES[dtype]
     for old, new in zip(run(program, inputs), run(low, inputs), strict=True):
-        torch.testing.assert_close(old, new, rtol=2e-5, atol=2e-6)
+        assert old.dtype is new.dtype is dtype
+        torch.testing.assert_close(old, new, rtol=rtol, atol=atol)
         assert old.stride() == new.stride()
+
+
+def notes(low: LoweredGraph) -> list[str]:
+    start = "attention is left to torch's kernel: "
+    return [note.text.removeprefix(start) for note in low.log.of(Noted)]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -83,6 +96,7 @@ def test_the_kernel_replaces_attention(causal: bool, scale: float | None) -> Non
     # The report counts quantized ops, and this is a float one.
     assert not list(low.log.of(Lowered))
     assert [event.rule for event in low.log.of(Fired)] == ["lower-attention"]
+    assert not notes(low)
     for n in (1, 3):
         check(program, low, n=n)
 
@@ -100,6 +114,24 @@ def test_masks(dtype: torch.dtype, shape: tuple[int | str, ...]) -> None:
 
     assert len(calls(low)) == 1
     check(program, low, n=2)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("mask", [None, BOOL, F32, "same"])
+def test_halves(dtype: torch.dtype, mask: Any) -> None:
+    b = Attention()
+    operands = [b.heads(name, 20 if name == "q" else 30, dtype=dtype) for name in "qkv"]
+    if mask is not None:
+        operands.append(b.arg("mask", dtype if mask == "same" else mask, "n", 1, 20, 30))
+    program = b.done(b.call(SDPA, *operands), stage=OptimizedGraph)
+    low = lowered(program)
+
+    assert len(calls(low)) == 1
+    check(program, low, dtype, n=2)
+    # torch's kernel multiplies in tiles there.
+    tiles = lowered(program, target=Target.for_testing(isa="amx"))
+    assert not calls(tiles)
+    assert notes(tiles) == [f"torch multiplies {str(dtype)[6:]} with AMX"]
 
 
 def test_heads_may_share_keys() -> None:
@@ -140,10 +172,21 @@ def test_dynamic_rows_and_keys() -> None:
         check(program, low, n=2, rows=rows, keys=keys)
 
 
-REFUSED = (
-    "few", "dropout", "bfloat16", "unbatched", "integers", "claimed", "broadcast batch",
-    "no scale", "negative", "small", "other layout", "mask of one axis", "unknown mask",
-)  # fmt: skip
+REFUSED = {
+    "few": "it has less than 16 queries",
+    "dropout": "it has dropout",
+    "float64": "it computes in float64",
+    "unbatched": "its operands have other than 4 axes",
+    "integers": "its mask is int64",
+    "broadcast batch": "its operands broadcast",
+    "no scale": "its scale is not a positive number in float32",
+    "negative": "its scale is not a positive number in float32",
+    "small": "its scale is not a positive number in float32",
+    "other layout": "its result is neither row-major nor has heads beside features",
+    "mask of one axis": "its mask does not have the axes of the scores",
+    "unknown mask": "its mask does not have the axes of the scores",
+    "claimed": None,
+}
 
 
 SCALES = {"no scale": 0.0, "negative": -1.0, "small": 1e-50}
@@ -152,7 +195,7 @@ SCALES = {"no scale": 0.0, "negative": -1.0, "small": 1e-50}
 @pytest.mark.parametrize("case", REFUSED)
 def test_other_attention_is_left_to_torch(case: str) -> None:
     b = Attention()
-    dtype = torch.bfloat16 if case == "bfloat16" else F32
+    dtype = torch.float64 if case == "float64" else F32
     q = b.heads("q", 15 if case == "few" else 20, dtype=dtype)
     batch = 1 if case == "broadcast batch" else "n"
     k = b.heads("k", 30, dtype=dtype, batch=batch)
@@ -185,7 +228,10 @@ def test_other_attention_is_left_to_torch(case: str) -> None:
         y.meta[CLAIM_META] = "claimed by hand"
     program = b.done(y, stage=OptimizedGraph)
 
-    assert not calls(lowered(program))
+    low = lowered(program)
+
+    assert not calls(low)
+    assert notes(low) == ([REFUSED[case]] if REFUSED[case] else [])
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "amx"])

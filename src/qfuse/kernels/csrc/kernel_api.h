@@ -260,6 +260,9 @@ constexpr float kStreamRaise = 0x1p24f;
 constexpr float kStreamLarge = 0x1p60f;
 constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
+// The k that are adjacent in a panel.
+constexpr int64_t pair_of(Real type) { return type == Real::bf16 ? 2 : 1; }
+
 // Matmuls of float activations with packed weights.
 struct RealKernels {
   // The type to multiply in: bfloat16 only if `x` is and the processor has instructions for it.

@@ -1,4 +1,4 @@
-"""Attention of float32 values, on qfuse's own kernel."""
+"""Attention of float values, on qfuse's own kernel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from functools import partial
 import torch
 
 from qfuse.ir.aten import aten
-from qfuse.ir.events import Fired, Place
+from qfuse.ir.dtypes import FLOATS
+from qfuse.ir.events import Fired, Noted, Place
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import CLAIM_META, SITE_META, place_of, site_of
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
+from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.sizes import (
     broadcast_shape,
     exact_quotient,
@@ -33,7 +35,7 @@ _AXES = 4
 
 
 def lower_attention(context: LoweringContext) -> None:
-    """Replace ``scaled_dot_product_attention`` of float32 by the kernel.
+    """Replace ``scaled_dot_product_attention`` by the kernel, or note why torch keeps it.
 
     torch multiplies with MKL, a piece of the queries and keys at a time. MKL has no AVX512 on
     processors of AMD, and short sequences give it small products. docs/kernels.md has the times,
@@ -44,7 +46,12 @@ def lower_attention(context: LoweringContext) -> None:
         return
     for node in list(context.program.graph.nodes):
         call = _call_of(node)
-        if call is None or not call.is_covered:
+        if call is None:
+            continue
+        refusal = call.refusal(tiles=target.has("amx_tile"))
+        if refusal is not None:
+            text = f"attention is left to torch's kernel: {refusal}"
+            context.program.log.add(Noted(context.stage, text, place_of(node)))
             continue
         context.session.rewrite(
             _NAME,
@@ -109,53 +116,69 @@ class _Call:
     may_share: bool
     drops: bool
 
-    @property
-    def is_covered(self) -> bool:
-        """Whether the kernel computes this call."""
-        if self.drops or not 0 < c_float(self.scale).value < math.inf:
-            return False
+    def refusal(self, *, tiles: bool) -> str | None:
+        """Why torch computes this call; ``None`` if the kernel does.
+
+        ``tiles`` is whether the processor multiplies bfloat16 in tiles, which torch does.
+        """
+        if self.drops:
+            return "it has dropout"
+        if not 0 < c_float(self.scale).value < math.inf:
+            return "its scale is not a positive number in float32"
+        return self._refused_operands(tiles) or self._refused_sizes() or self._refused_mask()
+
+    def _refused_operands(self, tiles: bool) -> str | None:
         parts = (self.query, self.key, self.value)
-        if any(dtype_of(part) is not torch.float32 for part in parts):
-            return False
+        dtype = dtype_of(self.query)
         if any(tensor_of(part).device.type != "cpu" for part in parts):
-            return False
-        query, key, value = map(shape_of, parts)
-        if not len(query) == len(key) == len(value) == _AXES:
-            return False
+            return "its operands are on other devices"
+        if dtype not in FLOATS or any(dtype_of(part) is not dtype for part in parts):
+            return f"it computes in {dtype_name(dtype)}"
+        if tiles and dtype is not torch.float32:
+            return f"torch multiplies {dtype_name(dtype)} with AMX"
+        if any(len(shape_of(part)) != _AXES for part in parts):
+            return f"its operands have other than {_AXES} axes"
+        return None
+
+    def _refused_sizes(self) -> str | None:
+        query, key, value = map(shape_of, (self.query, self.key, self.value))
         batch, heads, rows, depth = query
         shared, width = key[1], value[3]
         if not all(isinstance(size, int) and size for size in (heads, depth, shared, width)):
-            return False
-        few = isinstance(rows, int) and rows < _LEAST_QUERIES
-        return bool(
-            not few
-            and same_size(batch, key[0])
+            return "its heads or features are dynamic"
+        if isinstance(rows, int) and rows < _LEAST_QUERIES:
+            return f"it has less than {_LEAST_QUERIES} queries"
+        fits = (
+            same_size(batch, key[0])
             and same_shape(key[:3], value[:3])
             and same_size(depth, key[3])
             and (same_size(heads, shared) or (self.may_share and exact_quotient(heads, shared)))
-            and self._covers_mask()
-            and (self.heads_first or is_row_major(tensor_of(self.node).transpose(1, 2)))
         )
+        if not fits:
+            return "its operands broadcast"
+        if not (self.heads_first or is_row_major(tensor_of(self.node).transpose(1, 2))):
+            return "its result is neither row-major nor has heads beside features"
+        return None
+
+    def _refused_mask(self) -> str | None:
+        if self.mask is None:
+            return None
+        if self.causal:
+            return "it is causal and has a mask"
+        dtype, mask = dtype_of(self.mask), shape_of(self.mask)
+        if dtype not in (torch.bool, torch.float32, dtype_of(self.query)):
+            return f"its mask is {dtype_name(dtype)}"
+        whole = (*shape_of(self.query)[:3], shape_of(self.key)[2])
+        shape = broadcast_shape(mask, whole)
+        fits = 1 < len(mask) <= _AXES and shape is not None and same_shape(shape, whole)
+        if not fits or tensor_of(self.mask).device.type != "cpu":
+            return "its mask does not have the axes of the scores"
+        return None
 
     @property
     def heads_first(self) -> bool:
         """Whether the result is row-major; that of most other calls has heads beside features."""
         return is_row_major(tensor_of(self.node))
-
-    def _covers_mask(self) -> bool:
-        if self.mask is None:
-            return True
-        mask = shape_of(self.mask)
-        whole = (*shape_of(self.query)[:3], shape_of(self.key)[2])
-        shape = broadcast_shape(mask, whole)
-        return bool(
-            not self.causal
-            and dtype_of(self.mask) in (torch.float32, torch.bool)
-            and tensor_of(self.mask).device.type == "cpu"
-            and 1 < len(mask) <= _AXES
-            and shape is not None
-            and same_shape(shape, whole)
-        )
 
     def replace(self, rw: Rewriter) -> Node:
         """Call the kernel instead, and return the call."""

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 #include "isa/select.h"
 #include "kernel_api.h"
 #include "linear/buffer.h"
 #include "linear/grain.h"
+#include "linear/operands.h"
 #include "parallel.h"
 #include "tensors.h"
 
@@ -28,50 +28,50 @@ constexpr int64_t kProductsPerCycle = 16;
 
 inline int64_t whole_groups(int64_t size) { return parts_of(size, kGroup) * kGroup; }
 
-// The four axes of a tensor: batch, head, row and feature.
-template <class Element>
-struct Strided {
-  explicit Strided(const at::Tensor& x)
-      : data(data_of(x)),
+// The four axes of an operand: batch, head, row and feature.
+struct Operand {
+  explicit Operand(const at::Tensor& x)
+      : data(static_cast<const char*>(x.const_data_ptr())),
+        type(real_of(x.scalar_type(), "an operand")),
+        size(x.element_size()),
         batch(x.stride(0)),
         head(x.stride(1)),
         row(x.stride(2)),
         feature(x.stride(3)) {}
 
-  Element* at(int64_t b, int64_t h, int64_t r) const {
-    return data + b * batch + h * head + r * row;
+  OperandRows rows(int64_t b, int64_t h, int64_t first, int64_t rows, int64_t column,
+                   int64_t columns) const {
+    const int64_t at = b * batch + h * head + first * row + column * feature;
+    return {data + at * size, type, row, feature, rows, columns};
   }
 
-  static Element* data_of(const at::Tensor& x) {
-    if constexpr (std::is_const_v<Element>) {
-      return x.const_data_ptr<float>();
-    } else {
-      return x.mutable_data_ptr<float>();
-    }
-  }
-
-  Element* data;
+  const char* data;
+  Real type;
+  int64_t size;  // of an element
   int64_t batch;
   int64_t head;
   int64_t row;
   int64_t feature;
 };
 
-// A row times a factor, followed by zeros up to `padded`.
-void copy_row(const float* from, int64_t stride, int64_t size, float factor, int64_t padded,
-              float* to) {
-  if (stride == 1) {
-    for (int64_t i = 0; i < size; ++i) to[i] = from[i] * factor;
-  } else {
-    for (int64_t i = 0; i < size; ++i) to[i] = from[i * stride] * factor;
-  }
-  std::fill(to + size, to + padded, 0.0f);
+void check_axes(const at::Tensor& x, const char* name, at::ScalarType type) {
+  TORCH_CHECK(x.scalar_type() == type && x.dim() == 4, name, " must be ", type,
+              " [batch, heads, rows, features], not ", x.scalar_type(), " ", x.sizes());
 }
 
-void check_axes(const at::Tensor& x, const char* name) {
-  TORCH_CHECK(x.scalar_type() == at::kFloat && x.dim() == 4, name,
-              " must be float32 [batch, heads, rows, features], not ", x.scalar_type(), " ",
-              x.sizes());
+// Masks of the sizes of the scores, with adjacent columns. What they broadcast is not copied, as
+// far as it can be read in place.
+at::Tensor readable_mask(const at::Tensor& mask, at::IntArrayRef sizes) {
+  at::Tensor once = mask.expand(sizes);
+  for (int64_t axis = 0; axis < once.dim(); ++axis) {
+    if (once.stride(axis) == 0 && once.size(axis) > 1) once = once.narrow(axis, 0, 1);
+  }
+  if (once.scalar_type() != at::kBool) once = once.to(at::kFloat);
+  std::vector<int64_t> rows = once.sizes().vec();
+  rows.back() = sizes.back();
+  once = once.expand(rows);
+  if (once.stride(-1) != 1) once = once.contiguous();
+  return once.expand(sizes);
 }
 
 // What is the same for all queries of a call.
@@ -82,6 +82,8 @@ class Call {
         key_(a.key),
         value_(a.value),
         path_(path_for(a.query.size(2))),
+        used_(path_.real->type_for(query_.type)),
+        size_(used_ == Real::bf16 ? 2 : 4),
         batch_(a.query.size(0)),
         heads_(a.query.size(1)),
         shared_(a.key.size(1)),
@@ -93,11 +95,7 @@ class Call {
         causal_(a.causal),
         out_(result) {
     if (!a.mask) return;
-    std::vector<int64_t> sizes = a.mask->sizes().vec();
-    sizes.back() = keys_;
-    at::Tensor mask = a.mask->expand(sizes);
-    if (mask.stride(-1) != 1) mask = mask.contiguous();
-    mask_ = mask.expand({batch_, heads_, rows_, keys_});
+    mask_ = readable_mask(*a.mask, {batch_, heads_, rows_, keys_});
     is_bool_ = mask_.scalar_type() == at::kBool;
   }
   Call(const Call&) = delete;
@@ -116,77 +114,76 @@ class Call {
             const Buffer packed(bytes_of_pair());
             for (int64_t pair = begin; pair < end; ++pair) {
               for (int64_t panel = 0; panel < panels; ++panel) {
-                pack(pair, panel, packed.as<float>());
+                pack(pair, panel, packed.as<char>());
               }
-              attend(pair * each * blocks, (pair + 1) * each * blocks, packed.as<float>(), 0);
+              attend(pair * each * blocks, (pair + 1) * each * blocks, packed.as<char>(), 0);
             }
+            path_.release();
           });
     } else {
       const Buffer packed(pairs * bytes_of_pair());
-      const int64_t size = bytes_of_pair() / static_cast<int64_t>(sizeof(float));
       parallel_for(0, pairs * panels, grain_of_cycles(kBlock * (depth_ + width_)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
-                       pack(i / panels, i % panels, packed.as<float>() + i / panels * size);
+                       pack(i / panels, i % panels,
+                            packed.as<char>() + i / panels * bytes_of_pair());
                      }
                    });
-      parallel_for(
-          0, batch_ * heads_ * blocks, grain_of_cycles(cycles),
-          [&](int64_t begin, int64_t end) { attend(begin, end, packed.as<float>(), size); });
+      parallel_for(0, batch_ * heads_ * blocks, grain_of_cycles(cycles),
+                   [&](int64_t begin, int64_t end) {
+                     attend(begin, end, packed.as<char>(), bytes_of_pair());
+                     path_.release();
+                   });
     }
   }
 
  private:
-  int64_t floats_of_keys() const { return parts_of(keys_, kBlock) * kBlock * whole_groups(depth_); }
-  int64_t bytes_of_pair() const {
-    const int64_t values = parts_of(width_, kBlock) * parts_of(keys_, kBlock) * kBlock * kBlock;
-    return (floats_of_keys() + values) * static_cast<int64_t>(sizeof(float));
+  // Bytes of the packed keys of a pair, and of all.
+  int64_t bytes_of_keys() const {
+    return parts_of(keys_, kBlock) * kBlock * whole_groups(depth_) * size_;
   }
-  // Where the values of a pair are, for 64 features.
+  int64_t bytes_of_pair() const {
+    return bytes_of_keys() +
+           parts_of(width_, kBlock) * parts_of(keys_, kBlock) * kBlock * kBlock * size_;
+  }
+  // Where the keys of a panel are, and their values for 64 features.
+  int64_t place_of_keys(int64_t key) const { return key * whole_groups(depth_) * size_; }
   int64_t place_of_values(int64_t block, int64_t key) const {
-    return floats_of_keys() + (block * parts_of(keys_, kBlock) * kBlock + key) * kBlock;
+    return bytes_of_keys() + (block * parts_of(keys_, kBlock) * kBlock + key) * kBlock * size_;
   }
 
-  // Packs 64 keys as [features][64], and their values as [keys][64] for every 64 features.
-  void pack(int64_t pair, int64_t panel, float* to) const {
+  // Packs 64 keys as the columns of a panel, and their values as rows of one for every 64 features.
+  void pack(int64_t pair, int64_t panel, char* to) const {
     const int64_t b = pair / shared_, h = pair % shared_, first = panel * kBlock;
-    const int64_t count = std::min(kBlock, keys_ - first), depth = whole_groups(depth_);
-    float* keys = to + first * depth;
-    if (count < kBlock) std::fill(keys, keys + kBlock * depth, 0.0f);
-    std::fill(keys + kBlock * depth_, keys + kBlock * depth, 0.0f);
-    for (int64_t j = 0; j < count; ++j) {
-      const float* from = key_.at(b, h, first + j);
-      for (int64_t d = 0; d < depth_; ++d) keys[d * kBlock + j] = from[d * key_.feature];
-    }
+    const int64_t count = std::min(kBlock, keys_ - first);
+    const AttentionKernels& kernels = *path_.attention;
+    kernels.pack_columns(key_.rows(b, h, first, count, 0, depth_), used_, whole_groups(depth_),
+                         to + place_of_keys(first));
     for (int64_t block = 0; block * kBlock < width_; ++block) {
-      float* values = to + place_of_values(block, first);
-      const int64_t columns = std::min(kBlock, width_ - block * kBlock);
-      for (int64_t j = 0; j < count; ++j) {
-        const float* from = value_.at(b, h, first + j) + block * kBlock * value_.feature;
-        copy_row(from, value_.feature, columns, 1.0f, kBlock, values + j * kBlock);
-      }
-      std::fill(values + count * kBlock, values + whole_groups(count) * kBlock, 0.0f);
+      const int64_t column = block * kBlock, columns = std::min(kBlock, width_ - column);
+      kernels.pack_rows(value_.rows(b, h, first, count, column, columns), used_,
+                        whole_groups(count), to + place_of_values(block, first));
     }
   }
 
   // What one thread works on; the sizes in floats are those of its memory.
   struct Work {
     Work(int64_t depth, int64_t keys, int64_t width)
-        : memory((kQueries * (depth + keys + width + 3)) * static_cast<int64_t>(sizeof(float))),
-          query(memory.as<float>()),
-          scores(query + kQueries * depth),
+        : memory((kQueries * (keys + width + depth + 3)) * static_cast<int64_t>(sizeof(float))),
+          scores(memory.as<float>()),
           sums(scores + kQueries * keys),
           greatest(sums + kQueries * width),
           total(greatest + kQueries),
-          factor(total + kQueries) {}
+          factor(total + kQueries),
+          query(factor + kQueries) {}
 
     const Buffer memory;
-    float* const query;   // [kQueries][features]
-    float* const scores;  // [panels][kQueries][64]
+    float* const scores;  // [panels][kQueries][64]; weights in bfloat16 are in the first halves
     float* const sums;    // [features / 64][kQueries][64]
     float* const greatest;
     float* const total;
     float* const factor;
+    void* const query;  // [kQueries][features]
   };
 
   // Queries of one head.
@@ -195,12 +192,12 @@ class Call {
     int64_t head;
     int64_t first;
     int64_t rows;
-    const float* packed;  // its keys and values
+    const char* packed;  // its keys and values
   };
 
   // Blocks of queries, numbered by batch, head and place. `distance` is that of packed pairs, 0 if
   // there is one.
-  void attend(int64_t begin, int64_t end, const float* packed, int64_t distance) const {
+  void attend(int64_t begin, int64_t end, const char* packed, int64_t distance) const {
     const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
     const int64_t keys = std::min(parts_of(keys_, kBlock) * kBlock, kChunk);
     const Work work(whole_groups(depth_), keys, parts_of(width_, kBlock) * kBlock);
@@ -215,11 +212,8 @@ class Call {
   }
 
   void attend(const Block& q, const Work& w) const {
-    const int64_t depth = whole_groups(depth_);
-    for (int64_t i = 0; i < q.rows; ++i) {
-      const float* from = query_.at(q.batch, q.head, q.first + i);
-      copy_row(from, query_.feature, depth_, scale_, depth, w.query + i * depth);
-    }
+    path_.attention->copy_rows(query_.rows(q.batch, q.head, q.first, q.rows, 0, depth_), used_,
+                               whole_groups(depth_), w.query);
     std::fill(w.greatest, w.greatest + q.rows, -std::numeric_limits<float>::infinity());
     std::fill(w.total, w.total + q.rows, 0.0f);
     const int64_t keys = causal_ ? std::min(keys_, q.first + q.rows) : keys_;
@@ -235,12 +229,12 @@ class Call {
   void weigh(const Block& q, int64_t first, int64_t count, const Work& w) const {
     const int64_t depth = whole_groups(depth_);
     for (int64_t key = 0; key < count; key += kBlock) {
-      const float* panel = q.packed + (first + key) * depth;
+      const char* panel = q.packed + place_of_keys(first + key);
       const int64_t columns = std::min(kBlock, count - key);
       const RealTile tile{w.query, depth, q.rows, panel, depth / kGroup, columns, false};
-      path_.real->multiply(tile, Real::f32, w.scores + key * kQueries);
+      path_.real->multiply(tile, used_, w.scores + key * kQueries);
     }
-    ScoreRows s{w.scores, kQueries, q.rows, count};
+    ScoreRows s{w.scores, kQueries, q.rows, count, scale_, used_};
     s.visible = causal_ ? q.first - first + 1 : keys_;
     if (mask_.defined()) set_mask(q, first, s);
     s.greatest = w.greatest;
@@ -261,25 +255,21 @@ class Call {
       }
       for (int64_t key = 0; key < count; key += kBlock) {
         const float* weights = w.scores + key * kQueries;
-        const float* panel = q.packed + place_of_values(block, first + key);
+        const char* panel = q.packed + place_of_values(block, first + key);
         const int64_t groups = parts_of(std::min(kBlock, count - key), kGroup);
-        const RealTile tile{weights, kBlock, q.rows, panel, groups, columns, first + key > 0};
-        path_.real->multiply(tile, Real::f32, sums);
+        const RealTile tile{weights, kBlock * pair_of(used_), q.rows, panel, groups,
+                            columns, first + key > 0};
+        path_.real->multiply(tile, used_, sums);
       }
     }
   }
 
   void write(const Block& q, const Work& w) const {
-    for (int64_t i = 0; i < q.rows; ++i) {
-      float* out = out_.at(q.batch, q.head, q.first + i);
-      // A query without keys.
-      const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
-      for (int64_t block = 0; block * kBlock < width_; ++block) {
-        const float* sums = w.sums + (block * kQueries + i) * kBlock;
-        const int64_t columns = std::min(kBlock, width_ - block * kBlock);
-        for (int64_t j = 0; j < columns; ++j) out[block * kBlock + j] = sums[j] * inverse;
-      }
-    }
+    const int64_t at =
+        q.batch * out_.stride(0) + q.head * out_.stride(1) + q.first * out_.stride(2);
+    char* to = static_cast<char*>(out_.mutable_data_ptr()) + at * query_.size;
+    path_.attention->write(
+        {w.sums, kQueries, q.rows, width_, w.total, to, out_.stride(2), query_.type});
   }
 
   void set_mask(const Block& q, int64_t key, ScoreRows& s) const {
@@ -290,10 +280,12 @@ class Call {
     s.is_bool = is_bool_;
   }
 
-  const Strided<const float> query_;
-  const Strided<const float> key_;
-  const Strided<const float> value_;
+  const Operand query_;
+  const Operand key_;
+  const Operand value_;
   const Path& path_;
+  const Real used_;     // the type of products
+  const int64_t size_;  // of an element of that
   const int64_t batch_;
   const int64_t heads_;
   const int64_t shared_;  // heads of keys and values
@@ -303,15 +295,17 @@ class Call {
   const int64_t width_;
   const float scale_;
   const bool causal_;
-  const Strided<float> out_;
+  const at::Tensor out_;
   at::Tensor mask_;  // [batch, heads, rows, keys]
   bool is_bool_ = false;
 };
 
 void check(const Attention& a) {
-  check_axes(a.query, "query");
-  check_axes(a.key, "key");
-  check_axes(a.value, "value");
+  real_of(a.query.scalar_type(), "query");
+  const at::ScalarType type = a.query.scalar_type();
+  check_axes(a.query, "query", type);
+  check_axes(a.key, "key", type);
+  check_axes(a.value, "value", type);
   const auto q = a.query.sizes(), k = a.key.sizes(), v = a.value.sizes();
   TORCH_CHECK(q[0] == k[0] && q[0] == v[0] && k[1] == v[1] && k[2] == v[2] && q[3] == k[3],
               "query, key and value do not fit: ", q, ", ", k, ", ", v);
@@ -323,9 +317,9 @@ void check(const Attention& a) {
               "the scale must be positive and finite in float32, not ", a.scale);
   if (!a.mask) return;
   TORCH_CHECK(!a.causal, "a causal attention takes no mask");
-  const at::ScalarType type = a.mask->scalar_type();
-  TORCH_CHECK(type == at::kFloat || type == at::kBool, "the mask must be float32 or bool, not ",
-              type);
+  const at::ScalarType added = a.mask->scalar_type();
+  TORCH_CHECK(added == type || added == at::kFloat || added == at::kBool,
+              "the mask must be bool, float32 or of the queries' dtype, not ", added);
   const int64_t axes = a.mask->dim();
   TORCH_CHECK(axes >= 2 && axes <= 4 && (a.mask->size(-1) == k[2] || a.mask->size(-1) == 1),
               "the mask must have two to four axes and a column per key: ", a.mask->sizes());

@@ -1,4 +1,4 @@
-// Attention of float32 values.
+// Attention of float values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

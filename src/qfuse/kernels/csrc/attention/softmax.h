@@ -1,7 +1,7 @@
 // The softmax of attention, for any instruction set. See ScoreRows.
 #pragma once
 
-#include "attention_api.h"
+#include "attention/pack.h"
 #include "rowwise/activations.h"
 
 namespace {
@@ -68,6 +68,7 @@ template <bool Masked>
 QFUSE_INLINE Floats masked_score(const qfuse::ScoreRows& s, int64_t row, int64_t key, Floats x,
                                  int64_t count) {
   if (!Masked || count <= 0) return x;
+  x = x * s.scale;
   const int64_t at = row * s.mask_ld + key;
   if (!s.is_bool) return x + load<Floats>(static_cast<const float*>(s.mask) + at, count);
   const Ints kept = widened(load<Bytes>(static_cast<const int8_t*>(s.mask) + at, count));
@@ -90,7 +91,18 @@ QFUSE_INLINE void mask_and_take_greatest(const qfuse::ScoreRows& s, int64_t row,
   });
 }
 
-template <bool Masked>
+// Writes 64 weights over their scores, as bfloat16 to the first half of that memory. Each score is
+// read before its place is written.
+template <bool Halves>
+QFUSE_INLINE void store_weight(float* row, int64_t column, Floats p) {
+  if constexpr (Halves) {
+    store(reinterpret_cast<uint16_t*>(row) + column, to_bf16(p), kLanes);
+  } else {
+    store(row + column, p, kLanes);
+  }
+}
+
+template <bool Masked, bool Halves>
 void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   int64_t keys = s.visible + row < s.keys ? s.visible + row : s.keys;
   if (keys < 0) keys = 0;
@@ -105,33 +117,45 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   const float greatest = Greater()(reduced<kScoreVectors>(parts, Greater()), s.greatest[row]);
   // Without a key, differences from 0 are infinite, and from themselves not a number.
   const float base = greatest == none ? 0.0f : greatest;
+  const float scale = Masked ? 1.0f : s.scale;
   Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = Floats{}; });
   float* at = s.scores + row * qfuse::kBlock;
   int64_t panel = 0;
   for (; panel * qfuse::kBlock < keys; ++panel, at += s.ld * qfuse::kBlock) {
     Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
-      const Floats p = weight_of(load<Floats>(at + V * kLanes, kLanes) - base);
+      const Floats p = weight_of((load<Floats>(at + V * kLanes, kLanes) - base) * scale);
       parts[V] = parts[V] + p;
-      store(at + V * kLanes, p, kLanes);
+      store_weight<Halves>(at, V * kLanes, p);
     });
   }
   for (; panel * qfuse::kBlock < s.keys; ++panel, at += s.ld * qfuse::kBlock) {
-    Unrolled<kScoreVectors>::run([&]<int V>()
-                                     QFUSE_LAMBDA { store(at + V * kLanes, Floats{}, kLanes); });
+    Unrolled<kScoreVectors>::run(
+        [&]<int V>() QFUSE_LAMBDA { store_weight<Halves>(at, V * kLanes, Floats{}); });
   }
   const float sum = reduced<kScoreVectors>(parts, Sum());
-  const float factor = weight_of(broadcast(s.greatest[row] - base))[0];
+  const float factor = weight_of(broadcast((s.greatest[row] - base) * scale))[0];
   s.total[row] = s.total[row] * factor + sum;
   s.greatest[row] = greatest;
   s.factor[row] = factor;
 }
 
-inline void softmax(const qfuse::ScoreRows& s) {
+template <bool Halves>
+void softmax_rows(const qfuse::ScoreRows& s) {
   for (int64_t row = 0; row < s.rows; ++row) {
-    s.mask ? softmax_row<true>(s, row) : softmax_row<false>(s, row);
+    s.mask ? softmax_row<true, Halves>(s, row) : softmax_row<false, Halves>(s, row);
   }
 }
 
-constexpr qfuse::AttentionKernels attention_kernels{.softmax = &softmax};
+inline void softmax(const qfuse::ScoreRows& s) {
+  s.used == Real::bf16 ? softmax_rows<true>(s) : softmax_rows<false>(s);
+}
+
+constexpr qfuse::AttentionKernels attention_kernels{
+    .copy_rows = &copy_rows,
+    .pack_columns = &pack_columns,
+    .pack_rows = &pack_rows,
+    .softmax = &softmax,
+    .write = &write,
+};
 
 }  // namespace

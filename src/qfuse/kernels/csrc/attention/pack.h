@@ -1,0 +1,203 @@
+// Operands and results of attention, for any instruction set. See AttentionKernels.
+#pragma once
+
+#include <type_traits>
+
+#include "isa/vec.h"
+
+namespace {
+
+using qfuse::OperandRows;
+using qfuse::Real;
+
+constexpr int64_t kRowVectors = qfuse::kBlock / kLanes;
+
+template <Real Type>
+using ElementOf = std::conditional_t<Type == Real::f32, float, uint16_t>;
+
+template <class Element>
+QFUSE_INLINE const Element* element_at(const OperandRows& x, int64_t row, int64_t feature) {
+  return static_cast<const Element*>(x.data) + row * x.row + feature * x.feature;
+}
+
+// `from` if its elements are adjacent, else a copy of `count` of them in `space`.
+template <class Element>
+QFUSE_INLINE const Element* adjacent(const Element* from, int64_t distance, int64_t count,
+                                     Element* space) {
+  if (distance == 1) return from;
+  for (int64_t i = 0; i < count; ++i) space[i] = from[i * distance];
+  return space;
+}
+
+// kLanes words of a row from a feature on, each a float32 or a pair of bfloat16; zero behind the
+// last row and feature.
+template <Real Given, Real Used>
+QFUSE_INLINE Words words_at(const OperandRows& x, int64_t row, int64_t feature) {
+  constexpr int64_t kSize = kLanes * qfuse::pair_of(Used);
+  const int64_t rest = row < x.rows ? x.features - feature : 0;
+  if (rest <= 0) return Words{};
+  const int64_t count = rest < kSize ? rest : kSize;
+  ElementOf<Given> space[kSize];
+  const auto* from =
+      adjacent(element_at<ElementOf<Given>>(x, row, feature), x.feature, count, space);
+  if constexpr (Used == Real::f32) {
+    return bits<Words>(load_real(from, Given, 0, count));
+  } else {
+    Words words{};
+    if (count == kSize) {
+      __builtin_memcpy(&words, from, sizeof(words));
+    } else {
+      __builtin_memcpy(&words, from, count * sizeof(*from));
+    }
+    return words;
+  }
+}
+
+// One step of a transposition: blocks of `Step` lanes of a and b change places.
+template <int Step>
+QFUSE_INLINE void exchange(Words& a, Words& b) {
+#if defined(__AVX512F__)
+  struct Order {
+    constexpr Order() {
+      for (uint32_t i = 0; i < kLanes; ++i) {
+        const bool odd = i & Step;
+        low[i] = odd ? i - Step + kLanes : i;
+        high[i] = odd ? i + kLanes : i + Step;
+      }
+    }
+    alignas(64) uint32_t low[kLanes] = {};
+    alignas(64) uint32_t high[kLanes] = {};
+  };
+  static constexpr Order order;
+  const auto x = bits<__m512i>(a), y = bits<__m512i>(b);
+  a = bits<Words>(_mm512_permutex2var_epi32(x, _mm512_load_si512(order.low), y));
+  b = bits<Words>(_mm512_permutex2var_epi32(x, _mm512_load_si512(order.high), y));
+#elif defined(__AVX2__)
+  const auto x = bits<__m256i>(a), y = bits<__m256i>(b);
+  if constexpr (Step == 4) {
+    a = bits<Words>(_mm256_permute2x128_si256(x, y, 0x20));
+    b = bits<Words>(_mm256_permute2x128_si256(x, y, 0x31));
+  } else if constexpr (Step == 2) {
+    a = bits<Words>(_mm256_unpacklo_epi64(x, y));
+    b = bits<Words>(_mm256_unpackhi_epi64(x, y));
+  } else {
+    a = bits<Words>(_mm256_blend_epi32(x, _mm256_slli_epi64(y, 32), 0xaa));
+    b = bits<Words>(_mm256_blend_epi32(_mm256_srli_epi64(x, 32), y, 0xaa));
+  }
+#else
+  const Words x = a, y = b;
+  for (int i = 0; i < kLanes; ++i) {
+    a[i] = i & Step ? y[i - Step] : x[i];
+    b[i] = i & Step ? y[i] : x[i + Step];
+  }
+#endif
+}
+
+template <int Step = kLanes / 2>
+QFUSE_INLINE void transpose(Words* x) {
+  Unrolled<static_cast<int>(kLanes)>::run([&]<int I>() QFUSE_LAMBDA {
+    if constexpr ((I & Step) == 0) exchange<Step>(x[I], x[I + Step]);
+  });
+  if constexpr (Step > 1) transpose<Step / 2>(x);
+}
+
+// Calls f with the types of an operand and of its products.
+template <class F>
+QFUSE_INLINE void with_types(Real given, Real used, const F& f) {
+  if (given == Real::f16) return f.template operator()<Real::f16, Real::f32>();
+  if (given == Real::f32) return f.template operator()<Real::f32, Real::f32>();
+  if (used == Real::f32) return f.template operator()<Real::bf16, Real::f32>();
+  f.template operator()<Real::bf16, Real::bf16>();
+}
+
+inline void copy_rows(const OperandRows& x, Real used, int64_t padded, void* to) {
+  with_types(x.type, used, [&]<Real Given, Real Used>() {
+    constexpr int64_t kPair = qfuse::pair_of(Used);
+    auto* row = static_cast<uint32_t*>(to);
+    for (int64_t i = 0; i < x.rows; ++i, row += padded / kPair) {
+      for (int64_t w = 0; w < padded / kPair; w += kLanes) {
+        store(row + w, words_at<Given, Used>(x, i, w * kPair), padded / kPair - w);
+      }
+    }
+  });
+}
+
+inline void pack_columns(const OperandRows& x, Real used, int64_t padded, void* to) {
+  with_types(x.type, used, [&]<Real Given, Real Used>() {
+    constexpr int64_t kPair = qfuse::pair_of(Used);
+    for (int64_t w = 0; w < padded / kPair; w += kLanes) {
+      const int64_t count = padded / kPair - w < kLanes ? padded / kPair - w : kLanes;
+      for (int64_t j = 0; j < qfuse::kBlock; j += kLanes) {
+        Words words[kLanes];
+        for (int64_t i = 0; i < kLanes; ++i) {
+          words[i] = words_at<Given, Used>(x, j + i, w * kPair);
+        }
+        transpose(words);
+        uint32_t* column = static_cast<uint32_t*>(to) + w * qfuse::kBlock + j;
+        for (int64_t i = 0; i < count; ++i) store(column + i * qfuse::kBlock, words[i], kLanes);
+      }
+    }
+  });
+}
+
+// Elements of two rows as pairs; zero behind the last row and feature.
+QFUSE_INLINE Words pairs_at(const OperandRows& x, int64_t row, int64_t feature) {
+  const auto half = [&](int64_t i) QFUSE_LAMBDA {
+    const int64_t rest = i < x.rows ? x.features - feature : 0;
+    const int64_t count = rest < kLanes ? rest : kLanes;
+    if (count <= 0) return Words{};
+    uint16_t space[kLanes];
+    const uint16_t* from = element_at<uint16_t>(x, i, feature);
+    return __builtin_convertvector(load<Halves>(adjacent(from, x.feature, count, space), count),
+                                   Words);
+  };
+  return half(row) | (half(row + 1) << 16);
+}
+
+inline void pack_rows(const OperandRows& x, Real used, int64_t padded, void* to) {
+  with_types(x.type, used, [&]<Real Given, Real Used>() {
+    constexpr int64_t kPair = qfuse::pair_of(Used);
+    auto* row = static_cast<uint32_t*>(to);
+    for (int64_t i = 0; i < padded; i += kPair, row += qfuse::kBlock) {
+      for (int64_t c = 0; c < qfuse::kBlock; c += kLanes) {
+        const Words words = kPair == 2 ? pairs_at(x, i, c) : words_at<Given, Real::f32>(x, i, c);
+        store(row + c, words, kLanes);
+      }
+    }
+  });
+}
+
+template <Real Type>
+QFUSE_INLINE void store_real(ElementOf<Type>* to, Floats x, int64_t count) {
+  if constexpr (Type == Real::f32) {
+    store(to, x, count);
+  } else {
+    store(to, Type == Real::bf16 ? to_bf16(x) : to_f16(x), count);
+  }
+}
+
+template <Real Type>
+void write_rows(const qfuse::WeightedRows& w) {
+  for (int64_t i = 0; i < w.rows; ++i) {
+    const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
+    auto* out = static_cast<ElementOf<Type>*>(w.out) + i * w.out_ld;
+    for (int64_t c = 0; c < w.features; c += kLanes) {
+      const float* sums = w.sums + (c / qfuse::kBlock * w.ld + i) * qfuse::kBlock;
+      const Floats x = load<Floats>(sums + c % qfuse::kBlock, kLanes);
+      store_real<Type>(out + c, x * inverse, w.features - c);
+    }
+  }
+}
+
+inline void write(const qfuse::WeightedRows& w) {
+  switch (w.type) {
+    case Real::bf16:
+      return write_rows<Real::bf16>(w);
+    case Real::f16:
+      return write_rows<Real::f16>(w);
+    default:
+      return write_rows<Real::f32>(w);
+  }
+}
+
+}  // namespace
