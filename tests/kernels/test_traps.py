@@ -16,10 +16,12 @@ from threading import Thread
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.support.cases.linear_kernel import STORED, codes, linear
 
 from qfuse.kernels import (
     KernelLibrary,
+    attention,
     linear_w4a8,
     linear_w4a16,
     linear_w8a16,
@@ -70,7 +72,22 @@ def exact_grouped(rows: int) -> None:
     assert torch.equal(y, (x.long() @ weight.long().t()).float())
 
 
-KERNELS = {"w8a8": exact_int8, "w8a16": right_real, "w4a16": right_four, "w4a8": exact_grouped}
+def right_attention(rows: int) -> None:
+    # One head is computed by several threads, and 8 by one each.
+    for heads in (1, 8):
+        q = torch.randn(1, heads, max(rows, 16), 64).bfloat16()
+        y = attention(q, q, q, None, False, 0.125)
+        wide = F.scaled_dot_product_attention(*[q.double()] * 3)
+        torch.testing.assert_close(y.double(), wide, rtol=0.02, atol=0.02)
+
+
+KERNELS = {
+    "attention": right_attention,
+    "w8a8": exact_int8,
+    "w8a16": right_real,
+    "w4a16": right_four,
+    "w4a8": exact_grouped,
+}
 
 
 @pytest.fixture(params=sorted(KERNELS))

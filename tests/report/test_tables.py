@@ -62,9 +62,15 @@ def test_why_there_are_no_quantized_ops(events: tuple[Event, ...], verdict: str)
 def test_a_note_that_several_places_have_is_written_once() -> None:
     places = [Place(name, "aten.linear", f"model.py:{i}: f(x)") for i, name in enumerate("abc")]
     notes = [Noted("lower", "it is slow", place) for place in places]
-    text = Report((*notes, Noted("lower", "of all"))).text(verbose=True, width=200)
+    warned = [Noted("lower", "it is bad", place, warn=True) for place in places[:2]]
+    pair = [Noted("lower", "it is new", place) for place in places[:2]]
+    report = Report((*notes, Noted("lower", "of all"), *warned, *pair))
+    text = report.text(verbose=True, width=200)
 
     assert "note: it is slow (aten.linear (model.py:0: f(x)), and 2 more)\n" in text
+    for i in range(2):
+        assert f"warning: it is bad (aten.linear (model.py:{i}: f(x)))\n" in text
+    assert "note: it is new (aten.linear (model.py:0: f(x)), and 1 more)\n" in text
     assert text.count("it is slow") == 1
     assert "note: of all\n" in text
 

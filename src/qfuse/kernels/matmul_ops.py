@@ -19,9 +19,11 @@ float32.
 A row without keys is 0 if all values are finite: what is masked has the weight 0, also with
 ``causal``, and may be multiplied by it. The result is contiguous with ``heads_first``, else a
 transposed contiguous ``[batch, rows, heads, width]``. It depends neither on the number of threads
-nor, where multiply-adds are rounded once, on the instruction set; but products of bfloat16 are in
-bfloat16 where the processor has instructions for them, with weights rounded to it as in torch, and
-in float32 elsewhere. Up to 15 rows are left to torch's kernel, whose bits they have.
+nor, where multiply-adds are rounded once, on the instruction set. In bfloat16 it does: AVX512-BF16
+and AMX have instructions for its products, which round weights to bfloat16 as torch does, add in
+orders of their own and take subnormal values as 0. With others, and in float16, products are
+float32, and only the result is rounded. Up to 15 rows are left to torch's kernel, whose bits they
+have.
 
 ``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
@@ -72,6 +74,9 @@ from qfuse.kernels.op import KernelOp
 _MATRIX = 2
 _ATTENTION_AXES = 4
 
+LEAST_QUERIES = 16
+"""With fewer, the kernel of attention leaves a call to torch (``kLeastQueries``)."""
+
 _DEFAULTS: Mapping[str, object] = {
     "x_zero_point": None,
     "other_zero_point": None,
@@ -100,6 +105,11 @@ def _result(a: Any, possible: Collection[torch.dtype]) -> torch.Tensor:
         (*lead, a.x.shape[-_MATRIX], a.other.shape[-1]), dtype=a.out_dtype
     )
     return made
+
+
+def mask_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Return the dtypes that a mask may have, for queries of ``dtype``."""
+    return (torch.bool, torch.float32, dtype)
 
 
 def _attention(a: Any) -> torch.Tensor:
@@ -132,7 +142,7 @@ def _attention(a: Any) -> torch.Tensor:
 def _check_mask(mask: torch.Tensor, keys: Size, dtype: torch.dtype, *, causal: bool) -> None:
     if causal:
         raise InputError("a causal attention takes no mask")
-    if mask.dtype not in (torch.bool, torch.float32, dtype):
+    if mask.dtype not in mask_dtypes(dtype):
         raise InputError(
             f"the mask must be bool, float32 or of the queries' dtype, not {mask.dtype}"
         )

@@ -193,14 +193,18 @@ def _trouble(report: Report) -> Iterator[Any]:
         yield Text(f"rolled back {event.key}: {event.reason}", "bold red")
         if event.repro:
             yield Text(f"  to reproduce: {event.repro}", "red")
-    places: dict[tuple[str, bool], list[Place]] = {}
+    places: dict[str, list[Place]] = {}
     for note in report.notes:
-        found = places.setdefault((note.text, note.warn), [])
-        found += [note.place] if note.place else []
-    for (text, warn), found in places.items():
-        more = f", and {len(found) - 1} more" if found[1:] else ""
-        where = f" ({found[0]}{more})" if found else ""
-        yield Text(f"{'warning' if warn else 'note'}: {text}{where}", "yellow" if warn else "dim")
+        if note.place and not note.warn:
+            places.setdefault(note.text, []).append(note.place)
+    for note in report.notes:
+        if note.place is None or note.warn:
+            where = f" ({note.place})" if note.place else ""
+            mark = "warning" if note.warn else "note"
+            yield Text(f"{mark}: {note.text}{where}", "yellow" if note.warn else "dim")
+    for text, (first, *others) in places.items():
+        more = f", and {len(others)} more" if others else ""
+        yield Text(f"note: {text} ({first}{more})", "dim")
 
 
 def _where(place: Place) -> str:

@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from qfuse import kernels
+from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.errors import OptionsError
 from qfuse.ir.quant.spec import parse_dtype
 from qfuse_bench.experiments.attention import (
@@ -57,3 +58,7 @@ def test_measures_every_shape() -> None:
 def test_refuses_to_measure_nothing() -> None:
     with pytest.raises(OptionsError, match="cannot be measured"):
         run_attention(AttentionOptions(rounds=0), Console())
+
+
+def test_every_float_dtype_can_be_measured() -> None:
+    assert {parse_dtype(dtype) for dtype in FloatDtype} == set(FLOATS)

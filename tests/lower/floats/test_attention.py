@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -128,10 +129,32 @@ def test_halves(dtype: torch.dtype, mask: Any) -> None:
 
     assert len(calls(low)) == 1
     check(program, low, dtype, n=2)
-    # torch's kernel multiplies in tiles there.
-    tiles = lowered(program, target=Target.for_testing(isa="amx"))
-    assert not calls(tiles)
-    assert notes(tiles) == [f"torch multiplies {str(dtype)[6:]} with AMX"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changes", "taken"),
+    [
+        (BF16, {"isa": "amx"}, False),
+        (BF16, {"isa": "amx", "mkldnn_enabled": False}, True),
+        (BF16, {"isa": "amx", "onednn_isa_limit": "AVX512_CORE_BF16"}, True),
+        (F16, {"isa": "amx"}, True),
+        (F16, {"features": {"avx2", "avx512_fp16"}}, False),
+        (F32, {"features": {"avx2", "avx512_fp16", "amx_bf16"}}, True),
+    ],
+)
+def test_torch_keeps_what_it_has_instructions_for(
+    dtype: torch.dtype, changes: dict[str, Any], taken: bool
+) -> None:
+    b = Attention()
+    operands = [b.heads(name, 20, dtype=dtype) for name in "qkv"]
+    program = b.done(b.call(SDPA, *operands), stage=OptimizedGraph)
+    target = Target.for_testing(**({"isa": changes["isa"]} if "isa" in changes else {}))
+    others = {key: value for key, value in changes.items() if key != "isa"}
+    low = lowered(program, target=replace(target, **others))
+
+    assert len(calls(low)) == taken
+    name = str(dtype)[6:]
+    assert notes(low) == ([] if taken else [f"torch has instructions for products of {name}"])
 
 
 def test_heads_may_share_keys() -> None:
@@ -172,19 +195,20 @@ def test_dynamic_rows_and_keys() -> None:
         check(program, low, n=2, rows=rows, keys=keys)
 
 
+SCALE_NOTE = "its scale is not known to be positive and finite in float32"
+SIZES_NOTE = "its operands broadcast, or their sizes are not known to fit"
 REFUSED = {
-    "few": "it has less than 16 queries",
+    "few": "it has fewer than 16 queries",
     "dropout": "it has dropout",
     "float64": "it computes in float64",
     "unbatched": "its operands have other than 4 axes",
-    "integers": "its mask is int64",
-    "broadcast batch": "its operands broadcast",
-    "no scale": "its scale is not a positive number in float32",
-    "negative": "its scale is not a positive number in float32",
-    "small": "its scale is not a positive number in float32",
+    "broadcast batch": SIZES_NOTE,
+    "dynamic heads": "its heads or features are dynamic or none",
+    "no features": "its heads or features are dynamic or none",
+    "no scale": SCALE_NOTE,
+    "negative": SCALE_NOTE,
+    "small": SCALE_NOTE,
     "other layout": "its result is neither row-major nor has heads beside features",
-    "mask of one axis": "its mask does not have the axes of the scores",
-    "unknown mask": "its mask does not have the axes of the scores",
     "claimed": None,
 }
 
@@ -192,46 +216,69 @@ REFUSED = {
 SCALES = {"no scale": 0.0, "negative": -1.0, "small": 1e-50}
 
 
+def check_refused(b: Attention, y: Node, note: str | None) -> None:
+    low = lowered(b.done(y, stage=OptimizedGraph))
+
+    assert not calls(low)
+    assert notes(low) == ([] if note is None else [note])
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_other_attention_is_left_to_torch(case: str) -> None:
     b = Attention()
     dtype = torch.float64 if case == "float64" else F32
-    q = b.heads("q", 15 if case == "few" else 20, dtype=dtype)
+    heads: Any = "h" if case == "dynamic heads" else 4
+    features = 0 if case == "no features" else 8
+    q = b.heads("q", 15 if case == "few" else 20, heads, features, dtype=dtype)
     batch = 1 if case == "broadcast batch" else "n"
-    k = b.heads("k", 30, dtype=dtype, batch=batch)
-    v = b.heads("v", 30, dtype=dtype, batch=batch)
+    k = b.heads("k", 30, heads, features, dtype=dtype, batch=batch)
+    v = b.heads("v", 30, heads, features, dtype=dtype, batch=batch)
+    # torch's kernel multiplies minus infinity by the scale where a causal key is not seen.
+    causal, scale = case in SCALES, SCALES.get(case, 0.5)
     if case == "unbatched":
         q, k, v = (b.call(aten.select.int, x, 0, 0) for x in (q, k, v))
-    if case == "dropout":
-        y = b.call(SDPA, q, k, v, None, 0.5)
-    elif case == "integers":
-        mask = b.arg("mask", torch.int64, 20, 30)
-        y = b.call(SDPA, q, k, v)
-        y.args = (q, k, v, mask)
-    elif case in SCALES:
-        # torch's kernel multiplies minus infinity by the scale where a causal key is not seen.
-        y = b.call(SDPA, q, k, v, None, 0.0, True, scale=SCALES[case])
-    elif case == "other layout":
-        x = b.arg("x", F32, 20, "n", 4, 8)
-        y = b.call(SDPA, b.call(aten.permute.default, x, [1, 2, 0, 3]), k, v)
-    elif case == "mask of one axis":
-        mask = b.arg("mask", F32, 30)
-        y = b.call(SDPA, q, k, v)
-        y.args = (q, k, v, mask)
-    elif case == "unknown mask":
-        mask = b.arg("mask", F32, "m", 1, 20, 30)
-        y = b.call(SDPA, q, k, v)
-        y.args = (q, k, v, mask)
-    else:
-        y = b.call(SDPA, q, k, v)
+    if case == "other layout":
+        q = b.call(aten.permute.default, b.arg("x", F32, 20, "n", 4, 8), [1, 2, 0, 3])
+    dropout = 0.5 if case == "dropout" else 0.0
+    y = b.call(SDPA, q, k, v, None, dropout, causal, scale=scale)
     if case == "claimed":
         y.meta[CLAIM_META] = "claimed by hand"
-    program = b.done(y, stage=OptimizedGraph)
 
-    low = lowered(program)
+    check_refused(b, y, REFUSED[case])
 
-    assert not calls(low)
-    assert notes(low) == ([REFUSED[case]] if REFUSED[case] else [])
+
+MALFORMED = {
+    "mixed": "its operands have different dtypes",
+    "heads that may not share": SIZES_NOTE,
+    "masked and causal": "it is causal and has a mask",
+    "integers": "its mask is int64",
+    "mask of one axis": "its mask does not have the axes of the scores",
+    "unknown mask": "its mask does not have the axes of the scores",
+}
+"""What torch refuses, or a graph may have in spite of it."""
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed_attention_is_left_to_torch(case: str) -> None:
+    b = Attention()
+    q, k, v = b.operands()
+    few = b.heads("few", 30, 2)
+    half = b.heads("half", 30, dtype=BF16)
+    mask = b.arg("mask", F32, 20, 30)
+    integers = b.arg("integers", torch.int64, 20, 30)
+    row = b.arg("row", F32, 30)
+    unknown = b.arg("unknown", F32, "m", 1, 20, 30)
+    y = b.call(SDPA, q, k, v)
+    y.args = {
+        "mixed": (q, k, half),
+        "heads that may not share": (q, few, few),
+        "masked and causal": (q, k, v, mask, 0.0, True),
+        "integers": (q, k, v, integers),
+        "mask of one axis": (q, k, v, row),
+        "unknown mask": (q, k, v, unknown),
+    }[case]
+
+    check_refused(b, y, MALFORMED[case])
 
 
 @pytest.mark.parametrize("isa", ["portable", "avx2", "amx"])

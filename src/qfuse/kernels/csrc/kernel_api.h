@@ -23,6 +23,7 @@ constexpr int64_t kMaxSteps = 8;
 constexpr int64_t kMaxExtras = 4;
 
 enum class Real : int32_t { f32, bf16, f16 };
+constexpr int64_t bytes_of(Real type) { return type == Real::f32 ? 4 : 2; }
 
 // Rows of a float tensor: `data + row * ld` is the first element of a row; elements are adjacent.
 struct RealRows {
@@ -260,7 +261,7 @@ constexpr float kStreamRaise = 0x1p24f;
 constexpr float kStreamLarge = 0x1p60f;
 constexpr int64_t kStreamOrder[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
-// The k that are adjacent in a panel.
+// Of a type to multiply in: the k that are adjacent in a panel.
 constexpr int64_t pair_of(Real type) { return type == Real::bf16 ? 2 : 1; }
 
 // Matmuls of float activations with packed weights.

@@ -16,6 +16,7 @@ from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import CLAIM_META, SITE_META, place_of, site_of
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
+from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import (
     broadcast_shape,
     exact_quotient,
@@ -23,12 +24,11 @@ from qfuse.ir.sizes import (
     same_shape,
     same_size,
 )
+from qfuse.kernels.matmul_ops import LEAST_QUERIES, mask_dtypes
 from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
-
-# With fewer, the kernel leaves a call to torch.
-_LEAST_QUERIES = 16
+from qfuse.targets.target import Target
 
 _NAME = "lower-attention"
 _AXES = 4
@@ -38,8 +38,9 @@ def lower_attention(context: LoweringContext) -> None:
     """Replace ``scaled_dot_product_attention`` by the kernel, or note why torch keeps it.
 
     torch multiplies with MKL, a piece of the queries and keys at a time. MKL has no AVX512 on
-    processors of AMD, and short sequences give it small products. docs/kernels.md has the times,
-    which are with vectors of at least 8 floats.
+    processors of AMD, and short sequences give it small products. In bfloat16 and float16 torch is
+    no faster than in float32, but where oneDNN has instructions for their products (ADR 47).
+    docs/kernels.md has the times, which are with vectors of at least 8 floats.
     """
     target = context.target
     if not target.has("avx2") or not has_own_kernels(context.kernels, target):
@@ -48,9 +49,9 @@ def lower_attention(context: LoweringContext) -> None:
         call = _call_of(node)
         if call is None:
             continue
-        refusal = call.refusal(tiles=target.has("amx_tile"))
+        refusal = call.refusal(target)
         if refusal is not None:
-            text = f"attention is left to torch's kernel: {refusal}"
+            text = f"attention is left to torch's kernel: {refusal.reason}"
             context.program.log.add(Noted(context.stage, text, place_of(node)))
             continue
         context.session.rewrite(
@@ -65,6 +66,12 @@ def lower_attention(context: LoweringContext) -> None:
 def _fired(stage: str, place: Place, key: str, rw: Rewriter, made: Node) -> Fired:
     del rw
     return Fired(stage, _NAME, key, Exactness.ROUNDING, (place,), (made.name,))
+
+
+def _is_fast_in_torch(dtype: torch.dtype, target: Target) -> bool:
+    if dtype is torch.bfloat16:
+        return target.has_onednn_amx
+    return dtype is torch.float16 and (target.has("avx512_fp16") or target.has("amx_fp16"))
 
 
 def _call_of(node: Node) -> _Call | None:
@@ -116,38 +123,39 @@ class _Call:
     may_share: bool
     drops: bool
 
-    def refusal(self, *, tiles: bool) -> str | None:
-        """Why torch computes this call; ``None`` if the kernel does.
-
-        ``tiles`` is whether the processor multiplies bfloat16 in tiles, which torch does.
-        """
+    def refusal(self, target: Target) -> Refusal | None:
+        """Why torch computes this call; ``None`` if the kernel does."""
         if self.drops:
-            return "it has dropout"
+            return Refusal("it has dropout")
         if not 0 < c_float(self.scale).value < math.inf:
-            return "its scale is not a positive number in float32"
-        return self._refused_operands(tiles) or self._refused_sizes() or self._refused_mask()
+            return Refusal("its scale is not known to be positive and finite in float32")
+        return self._refused_operands(target) or self._refused_sizes() or self._refused_mask()
 
-    def _refused_operands(self, tiles: bool) -> str | None:
+    def _refused_operands(self, target: Target) -> Refusal | None:
         parts = (self.query, self.key, self.value)
+        given = parts if self.mask is None else (*parts, self.mask)
         dtype = dtype_of(self.query)
-        if any(tensor_of(part).device.type != "cpu" for part in parts):
-            return "its operands are on other devices"
-        if dtype not in FLOATS or any(dtype_of(part) is not dtype for part in parts):
-            return f"it computes in {dtype_name(dtype)}"
-        if tiles and dtype is not torch.float32:
-            return f"torch multiplies {dtype_name(dtype)} with AMX"
+        name = dtype_name(dtype)
+        if any(tensor_of(part).device.type != "cpu" for part in given):
+            return Refusal("its operands are on other devices")
+        if any(dtype_of(part) is not dtype for part in parts):
+            return Refusal("its operands have different dtypes")
+        if dtype not in FLOATS:
+            return Refusal(f"it computes in {name}")
+        if _is_fast_in_torch(dtype, target):
+            return Refusal(f"torch has instructions for products of {name}")
         if any(len(shape_of(part)) != _AXES for part in parts):
-            return f"its operands have other than {_AXES} axes"
+            return Refusal(f"its operands have other than {_AXES} axes")
         return None
 
-    def _refused_sizes(self) -> str | None:
+    def _refused_sizes(self) -> Refusal | None:
         query, key, value = map(shape_of, (self.query, self.key, self.value))
         batch, heads, rows, depth = query
         shared, width = key[1], value[3]
         if not all(isinstance(size, int) and size for size in (heads, depth, shared, width)):
-            return "its heads or features are dynamic"
-        if isinstance(rows, int) and rows < _LEAST_QUERIES:
-            return f"it has less than {_LEAST_QUERIES} queries"
+            return Refusal("its heads or features are dynamic or none")
+        if isinstance(rows, int) and rows < LEAST_QUERIES:
+            return Refusal(f"it has fewer than {LEAST_QUERIES} queries")
         fits = (
             same_size(batch, key[0])
             and same_shape(key[:3], value[:3])
@@ -155,24 +163,23 @@ class _Call:
             and (same_size(heads, shared) or (self.may_share and exact_quotient(heads, shared)))
         )
         if not fits:
-            return "its operands broadcast"
+            return Refusal("its operands broadcast, or their sizes are not known to fit")
         if not (self.heads_first or is_row_major(tensor_of(self.node).transpose(1, 2))):
-            return "its result is neither row-major nor has heads beside features"
+            return Refusal("its result is neither row-major nor has heads beside features")
         return None
 
-    def _refused_mask(self) -> str | None:
+    def _refused_mask(self) -> Refusal | None:
         if self.mask is None:
             return None
         if self.causal:
-            return "it is causal and has a mask"
+            return Refusal("it is causal and has a mask")
         dtype, mask = dtype_of(self.mask), shape_of(self.mask)
-        if dtype not in (torch.bool, torch.float32, dtype_of(self.query)):
-            return f"its mask is {dtype_name(dtype)}"
+        if dtype not in mask_dtypes(dtype_of(self.query)):
+            return Refusal(f"its mask is {dtype_name(dtype)}")
         whole = (*shape_of(self.query)[:3], shape_of(self.key)[2])
         shape = broadcast_shape(mask, whole)
-        fits = 1 < len(mask) <= _AXES and shape is not None and same_shape(shape, whole)
-        if not fits or tensor_of(self.mask).device.type != "cpu":
-            return "its mask does not have the axes of the scores"
+        if not 1 < len(mask) <= _AXES or shape is None or not same_shape(shape, whole):
+            return Refusal("its mask does not have the axes of the scores")
         return None
 
     @property

@@ -23,7 +23,7 @@ constexpr int64_t kChunk = 512;
 // With fewer queries, keys and values are read less often than packing would read them. The rule
 // lower-attention leaves calls to torch that never have as many.
 constexpr int64_t kLeastQueries = 16;
-// About what the products reach with AVX512.
+// About what the products reach with AVX512 in float32; twice as many in bfloat16.
 constexpr int64_t kProductsPerCycle = 16;
 
 inline int64_t whole_groups(int64_t size) { return parts_of(size, kGroup) * kGroup; }
@@ -39,7 +39,7 @@ struct Operand {
         row(x.stride(2)),
         feature(x.stride(3)) {}
 
-  OperandRows rows(int64_t b, int64_t h, int64_t first, int64_t rows, int64_t column,
+  OperandRows part(int64_t b, int64_t h, int64_t first, int64_t rows, int64_t column,
                    int64_t columns) const {
     const int64_t at = b * batch + h * head + first * row + column * feature;
     return {data + at * size, type, row, feature, rows, columns};
@@ -59,19 +59,19 @@ void check_axes(const at::Tensor& x, const char* name, at::ScalarType type) {
               " [batch, heads, rows, features], not ", x.scalar_type(), " ", x.sizes());
 }
 
-// Masks of the sizes of the scores, with adjacent columns. What they broadcast is not copied, as
-// far as it can be read in place.
-at::Tensor readable_mask(const at::Tensor& mask, at::IntArrayRef sizes) {
-  at::Tensor once = mask.expand(sizes);
-  for (int64_t axis = 0; axis < once.dim(); ++axis) {
-    if (once.stride(axis) == 0 && once.size(axis) > 1) once = once.narrow(axis, 0, 1);
+// The mask as bool or float32, of the sizes of the scores and with adjacent columns. Axes that it
+// broadcasts stay broadcast, but for the last one.
+at::Tensor readable_mask(const at::Tensor& given, at::IntArrayRef sizes) {
+  at::Tensor mask = given.expand(sizes);
+  for (int64_t axis = 0; axis < mask.dim(); ++axis) {
+    if (mask.stride(axis) == 0 && mask.size(axis) > 1) mask = mask.narrow(axis, 0, 1);
   }
-  if (once.scalar_type() != at::kBool) once = once.to(at::kFloat);
-  std::vector<int64_t> rows = once.sizes().vec();
-  rows.back() = sizes.back();
-  once = once.expand(rows);
-  if (once.stride(-1) != 1) once = once.contiguous();
-  return once.expand(sizes);
+  if (mask.scalar_type() != at::kBool) mask = mask.to(at::kFloat);
+  std::vector<int64_t> wide = mask.sizes().vec();
+  wide.back() = sizes.back();
+  mask = mask.expand(wide);
+  if (mask.stride(-1) != 1) mask = mask.contiguous();
+  return mask.expand(sizes);
 }
 
 // What is the same for all queries of a call.
@@ -82,18 +82,21 @@ class Call {
         key_(a.key),
         value_(a.value),
         path_(path_for(a.query.size(2))),
-        used_(path_.real->type_for(query_.type)),
-        size_(used_ == Real::bf16 ? 2 : 4),
+        product_(path_.real->type_for(query_.type)),
+        size_(bytes_of(product_)),
         batch_(a.query.size(0)),
         heads_(a.query.size(1)),
-        shared_(a.key.size(1)),
+        kv_heads_(a.key.size(1)),
         rows_(a.query.size(2)),
         keys_(a.key.size(2)),
         depth_(a.query.size(3)),
         width_(a.value.size(3)),
         scale_(static_cast<float>(a.scale)),
         causal_(a.causal),
-        out_(result) {
+        out_(static_cast<char*>(result.mutable_data_ptr())),
+        out_batch_(result.stride(0)),
+        out_head_(result.stride(1)),
+        out_row_(result.stride(2)) {
     if (!a.mask) return;
     mask_ = readable_mask(*a.mask, {batch_, heads_, rows_, keys_});
     is_bool_ = mask_.scalar_type() == at::kBool;
@@ -102,47 +105,48 @@ class Call {
   Call& operator=(const Call&) = delete;
 
   void run() const {
-    const int64_t pairs = batch_ * shared_, panels = parts_of(keys_, kBlock);
-    const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
+    const int64_t kv_heads = batch_ * kv_heads_, panels = parts_of(keys_, kBlock);
+    const int64_t blocks = parts_of(rows_, kQueries), group = heads_ / kv_heads_;
     const int64_t products = std::min(rows_, kQueries) * keys_ * (depth_ + width_);
-    const int64_t cycles = std::max<int64_t>(products / kProductsPerCycle, 1);
+    const int64_t cycles = std::max<int64_t>(products / (kProductsPerCycle * pair_of(product_)), 1);
     const int64_t threads = at::get_num_threads();
-    if (pairs % threads == 0 || pairs >= 4 * threads) {
+    if (kv_heads % threads == 0 || kv_heads >= 4 * threads) {
       // Every thread packs what it reads, which stays in its cache.
-      parallel_for(
-          0, pairs, grain_of_cycles(cycles * blocks * each), [&](int64_t begin, int64_t end) {
-            const Buffer packed(bytes_of_pair());
-            for (int64_t pair = begin; pair < end; ++pair) {
-              for (int64_t panel = 0; panel < panels; ++panel) {
-                pack(pair, panel, packed.as<char>());
-              }
-              attend(pair * each * blocks, (pair + 1) * each * blocks, packed.as<char>(), 0);
-            }
-            path_.release();
-          });
+      parallel_for(0, kv_heads, grain_of_cycles(cycles * blocks * group),
+                   [&](int64_t begin, int64_t end) {
+                     const Buffer packed(bytes_of_kv_head());
+                     for (int64_t kv_head = begin; kv_head < end; ++kv_head) {
+                       for (int64_t panel = 0; panel < panels; ++panel) {
+                         pack(kv_head, panel, packed.as<char>());
+                       }
+                       attend(kv_head * group * blocks, (kv_head + 1) * group * blocks,
+                              packed.as<char>(), 0);
+                     }
+                     path_.release();
+                   });
     } else {
-      const Buffer packed(pairs * bytes_of_pair());
-      parallel_for(0, pairs * panels, grain_of_cycles(kBlock * (depth_ + width_)),
+      const Buffer packed(kv_heads * bytes_of_kv_head());
+      parallel_for(0, kv_heads * panels, grain_of_cycles(kBlock * (depth_ + width_)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
                        pack(i / panels, i % panels,
-                            packed.as<char>() + i / panels * bytes_of_pair());
+                            packed.as<char>() + i / panels * bytes_of_kv_head());
                      }
                    });
       parallel_for(0, batch_ * heads_ * blocks, grain_of_cycles(cycles),
                    [&](int64_t begin, int64_t end) {
-                     attend(begin, end, packed.as<char>(), bytes_of_pair());
+                     attend(begin, end, packed.as<char>(), bytes_of_kv_head());
                      path_.release();
                    });
     }
   }
 
  private:
-  // Bytes of the packed keys of a pair, and of all.
+  // Bytes of the packed keys of a head, and of its keys and values.
   int64_t bytes_of_keys() const {
     return parts_of(keys_, kBlock) * kBlock * whole_groups(depth_) * size_;
   }
-  int64_t bytes_of_pair() const {
+  int64_t bytes_of_kv_head() const {
     return bytes_of_keys() +
            parts_of(width_, kBlock) * parts_of(keys_, kBlock) * kBlock * kBlock * size_;
   }
@@ -153,20 +157,20 @@ class Call {
   }
 
   // Packs 64 keys as the columns of a panel, and their values as rows of one for every 64 features.
-  void pack(int64_t pair, int64_t panel, char* to) const {
-    const int64_t b = pair / shared_, h = pair % shared_, first = panel * kBlock;
+  void pack(int64_t kv_head, int64_t panel, char* to) const {
+    const int64_t b = kv_head / kv_heads_, h = kv_head % kv_heads_, first = panel * kBlock;
     const int64_t count = std::min(kBlock, keys_ - first);
     const AttentionKernels& kernels = *path_.attention;
-    kernels.pack_columns(key_.rows(b, h, first, count, 0, depth_), used_, whole_groups(depth_),
+    kernels.pack_columns(key_.part(b, h, first, count, 0, depth_), product_, whole_groups(depth_),
                          to + place_of_keys(first));
     for (int64_t block = 0; block * kBlock < width_; ++block) {
       const int64_t column = block * kBlock, columns = std::min(kBlock, width_ - column);
-      kernels.pack_rows(value_.rows(b, h, first, count, column, columns), used_,
+      kernels.pack_rows(value_.part(b, h, first, count, column, columns), product_,
                         whole_groups(count), to + place_of_values(block, first));
     }
   }
 
-  // What one thread works on; the sizes in floats are those of its memory.
+  // Memory of one thread, for padded sizes; queries of bfloat16 take half of their part.
   struct Work {
     Work(int64_t depth, int64_t keys, int64_t width)
         : memory((kQueries * (keys + width + depth + 3)) * static_cast<int64_t>(sizeof(float))),
@@ -195,10 +199,10 @@ class Call {
     const char* packed;  // its keys and values
   };
 
-  // Blocks of queries, numbered by batch, head and place. `distance` is that of packed pairs, 0 if
-  // there is one.
+  // Blocks of queries, numbered by batch, head and place. `distance` is that of packed kv_heads, 0
+  // if there is one.
   void attend(int64_t begin, int64_t end, const char* packed, int64_t distance) const {
-    const int64_t blocks = parts_of(rows_, kQueries), each = heads_ / shared_;
+    const int64_t blocks = parts_of(rows_, kQueries), group = heads_ / kv_heads_;
     const int64_t keys = std::min(parts_of(keys_, kBlock) * kBlock, kChunk);
     const Work work(whole_groups(depth_), keys, parts_of(width_, kBlock) * kBlock);
     for (int64_t i = begin; i < end; ++i) {
@@ -206,14 +210,14 @@ class Call {
       // From both ends: with `causal`, later blocks have more keys, and threads adjacent blocks.
       const int64_t first = (number % 2 ? blocks - 1 - number / 2 : number / 2) * kQueries;
       attend({head / heads_, head % heads_, first, std::min(kQueries, rows_ - first),
-              packed + head / each * distance},
+              packed + head / group * distance},
              work);
     }
   }
 
   void attend(const Block& q, const Work& w) const {
-    path_.attention->copy_rows(query_.rows(q.batch, q.head, q.first, q.rows, 0, depth_), used_,
-                               whole_groups(depth_), w.query);
+    path_.attention->copy(query_.part(q.batch, q.head, q.first, q.rows, 0, depth_), product_,
+                          whole_groups(depth_), w.query);
     std::fill(w.greatest, w.greatest + q.rows, -std::numeric_limits<float>::infinity());
     std::fill(w.total, w.total + q.rows, 0.0f);
     const int64_t keys = causal_ ? std::min(keys_, q.first + q.rows) : keys_;
@@ -232,9 +236,9 @@ class Call {
       const char* panel = q.packed + place_of_keys(first + key);
       const int64_t columns = std::min(kBlock, count - key);
       const RealTile tile{w.query, depth, q.rows, panel, depth / kGroup, columns, false};
-      path_.real->multiply(tile, used_, w.scores + key * kQueries);
+      path_.real->multiply(tile, product_, w.scores + key * kQueries);
     }
-    ScoreRows s{w.scores, kQueries, q.rows, count, scale_, used_};
+    ScoreRows s{w.scores, kQueries, q.rows, count, scale_, product_};
     s.visible = causal_ ? q.first - first + 1 : keys_;
     if (mask_.defined()) set_mask(q, first, s);
     s.greatest = w.greatest;
@@ -257,19 +261,17 @@ class Call {
         const float* weights = w.scores + key * kQueries;
         const char* panel = q.packed + place_of_values(block, first + key);
         const int64_t groups = parts_of(std::min(kBlock, count - key), kGroup);
-        const RealTile tile{weights, kBlock * pair_of(used_), q.rows, panel, groups,
-                            columns, first + key > 0};
-        path_.real->multiply(tile, used_, sums);
+        const RealTile tile{
+            weights, kBlock * pair_of(product_), q.rows, panel, groups, columns, first + key > 0};
+        path_.real->multiply(tile, product_, sums);
       }
     }
   }
 
   void write(const Block& q, const Work& w) const {
-    const int64_t at =
-        q.batch * out_.stride(0) + q.head * out_.stride(1) + q.first * out_.stride(2);
-    char* to = static_cast<char*>(out_.mutable_data_ptr()) + at * query_.size;
-    path_.attention->write(
-        {w.sums, kQueries, q.rows, width_, w.total, to, out_.stride(2), query_.type});
+    const int64_t at = q.batch * out_batch_ + q.head * out_head_ + q.first * out_row_;
+    path_.attention->write({w.sums, kQueries, q.rows, width_, w.total, out_ + at * query_.size,
+                            out_row_, query_.type});
   }
 
   void set_mask(const Block& q, int64_t key, ScoreRows& s) const {
@@ -284,25 +286,28 @@ class Call {
   const Operand key_;
   const Operand value_;
   const Path& path_;
-  const Real used_;     // the type of products
+  const Real product_;  // the type of products
   const int64_t size_;  // of an element of that
   const int64_t batch_;
   const int64_t heads_;
-  const int64_t shared_;  // heads of keys and values
+  const int64_t kv_heads_;  // heads of keys and values
   const int64_t rows_;
   const int64_t keys_;
   const int64_t depth_;
   const int64_t width_;
   const float scale_;
   const bool causal_;
-  const at::Tensor out_;
+  char* const out_;
+  const int64_t out_batch_;
+  const int64_t out_head_;
+  const int64_t out_row_;
   at::Tensor mask_;  // [batch, heads, rows, keys]
   bool is_bool_ = false;
 };
 
 void check(const Attention& a) {
-  real_of(a.query.scalar_type(), "query");
   const at::ScalarType type = a.query.scalar_type();
+  real_of(type, "query");  // throws for others
   check_axes(a.query, "query", type);
   check_axes(a.key, "key", type);
   check_axes(a.value, "value", type);

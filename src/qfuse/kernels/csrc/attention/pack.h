@@ -10,14 +10,12 @@ namespace {
 using qfuse::OperandRows;
 using qfuse::Real;
 
-constexpr int64_t kRowVectors = qfuse::kBlock / kLanes;
-
 template <Real Type>
 using ElementOf = std::conditional_t<Type == Real::f32, float, uint16_t>;
 
 template <class Element>
 QFUSE_INLINE const Element* element_at(const OperandRows& x, int64_t row, int64_t feature) {
-  return static_cast<const Element*>(x.data) + row * x.row + feature * x.feature;
+  return static_cast<const Element*>(x.data) + row * x.row_stride + feature * x.feature_stride;
 }
 
 // `from` if its elements are adjacent, else a copy of `count` of them in `space`.
@@ -31,16 +29,16 @@ QFUSE_INLINE const Element* adjacent(const Element* from, int64_t distance, int6
 
 // kLanes words of a row from a feature on, each a float32 or a pair of bfloat16; zero behind the
 // last row and feature.
-template <Real Given, Real Used>
+template <Real Given, Real Product>
 QFUSE_INLINE Words words_at(const OperandRows& x, int64_t row, int64_t feature) {
-  constexpr int64_t kSize = kLanes * qfuse::pair_of(Used);
+  constexpr int64_t kSize = kLanes * qfuse::pair_of(Product);
   const int64_t rest = row < x.rows ? x.features - feature : 0;
   if (rest <= 0) return Words{};
   const int64_t count = rest < kSize ? rest : kSize;
   ElementOf<Given> space[kSize];
   const auto* from =
-      adjacent(element_at<ElementOf<Given>>(x, row, feature), x.feature, count, space);
-  if constexpr (Used == Real::f32) {
+      adjacent(element_at<ElementOf<Given>>(x, row, feature), x.feature_stride, count, space);
+  if constexpr (Product == Real::f32) {
     return bits<Words>(load_real(from, Given, 0, count));
   } else {
     Words words{};
@@ -103,34 +101,34 @@ QFUSE_INLINE void transpose(Words* x) {
 
 // Calls f with the types of an operand and of its products.
 template <class F>
-QFUSE_INLINE void with_types(Real given, Real used, const F& f) {
+QFUSE_INLINE void with_types(Real given, Real product, const F& f) {
   if (given == Real::f16) return f.template operator()<Real::f16, Real::f32>();
   if (given == Real::f32) return f.template operator()<Real::f32, Real::f32>();
-  if (used == Real::f32) return f.template operator()<Real::bf16, Real::f32>();
+  if (product == Real::f32) return f.template operator()<Real::bf16, Real::f32>();
   f.template operator()<Real::bf16, Real::bf16>();
 }
 
-inline void copy_rows(const OperandRows& x, Real used, int64_t padded, void* to) {
-  with_types(x.type, used, [&]<Real Given, Real Used>() {
-    constexpr int64_t kPair = qfuse::pair_of(Used);
+inline void copy_operand(const OperandRows& x, Real product, int64_t padded, void* to) {
+  with_types(x.type, product, [&]<Real Given, Real Product>() {
+    constexpr int64_t kPair = qfuse::pair_of(Product);
     auto* row = static_cast<uint32_t*>(to);
     for (int64_t i = 0; i < x.rows; ++i, row += padded / kPair) {
       for (int64_t w = 0; w < padded / kPair; w += kLanes) {
-        store(row + w, words_at<Given, Used>(x, i, w * kPair), padded / kPair - w);
+        store(row + w, words_at<Given, Product>(x, i, w * kPair), padded / kPair - w);
       }
     }
   });
 }
 
-inline void pack_columns(const OperandRows& x, Real used, int64_t padded, void* to) {
-  with_types(x.type, used, [&]<Real Given, Real Used>() {
-    constexpr int64_t kPair = qfuse::pair_of(Used);
+inline void pack_columns(const OperandRows& x, Real product, int64_t padded, void* to) {
+  with_types(x.type, product, [&]<Real Given, Real Product>() {
+    constexpr int64_t kPair = qfuse::pair_of(Product);
     for (int64_t w = 0; w < padded / kPair; w += kLanes) {
       const int64_t count = padded / kPair - w < kLanes ? padded / kPair - w : kLanes;
       for (int64_t j = 0; j < qfuse::kBlock; j += kLanes) {
         Words words[kLanes];
         for (int64_t i = 0; i < kLanes; ++i) {
-          words[i] = words_at<Given, Used>(x, j + i, w * kPair);
+          words[i] = words_at<Given, Product>(x, j + i, w * kPair);
         }
         transpose(words);
         uint32_t* column = static_cast<uint32_t*>(to) + w * qfuse::kBlock + j;
@@ -148,19 +146,24 @@ QFUSE_INLINE Words pairs_at(const OperandRows& x, int64_t row, int64_t feature) 
     if (count <= 0) return Words{};
     uint16_t space[kLanes];
     const uint16_t* from = element_at<uint16_t>(x, i, feature);
-    return __builtin_convertvector(load<Halves>(adjacent(from, x.feature, count, space), count),
-                                   Words);
+    return __builtin_convertvector(
+        load<Halves>(adjacent(from, x.feature_stride, count, space), count), Words);
   };
   return half(row) | (half(row + 1) << 16);
 }
 
-inline void pack_rows(const OperandRows& x, Real used, int64_t padded, void* to) {
-  with_types(x.type, used, [&]<Real Given, Real Used>() {
-    constexpr int64_t kPair = qfuse::pair_of(Used);
+inline void pack_rows(const OperandRows& x, Real product, int64_t padded, void* to) {
+  with_types(x.type, product, [&]<Real Given, Real Product>() {
+    constexpr int64_t kPair = qfuse::pair_of(Product);
     auto* row = static_cast<uint32_t*>(to);
     for (int64_t i = 0; i < padded; i += kPair, row += qfuse::kBlock) {
       for (int64_t c = 0; c < qfuse::kBlock; c += kLanes) {
-        const Words words = kPair == 2 ? pairs_at(x, i, c) : words_at<Given, Real::f32>(x, i, c);
+        Words words;
+        if constexpr (kPair == 2) {
+          words = pairs_at(x, i, c);
+        } else {
+          words = words_at<Given, Product>(x, i, c);
+        }
         store(row + c, words, kLanes);
       }
     }
@@ -177,7 +180,7 @@ QFUSE_INLINE void store_real(ElementOf<Type>* to, Floats x, int64_t count) {
 }
 
 template <Real Type>
-void write_rows(const qfuse::WeightedRows& w) {
+void write_result_of(const qfuse::WeightedRows& w) {
   for (int64_t i = 0; i < w.rows; ++i) {
     const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
     auto* out = static_cast<ElementOf<Type>*>(w.out) + i * w.out_ld;
@@ -189,14 +192,14 @@ void write_rows(const qfuse::WeightedRows& w) {
   }
 }
 
-inline void write(const qfuse::WeightedRows& w) {
+inline void write_result(const qfuse::WeightedRows& w) {
   switch (w.type) {
     case Real::bf16:
-      return write_rows<Real::bf16>(w);
+      return write_result_of<Real::bf16>(w);
     case Real::f16:
-      return write_rows<Real::f16>(w);
+      return write_result_of<Real::f16>(w);
     default:
-      return write_rows<Real::f32>(w);
+      return write_result_of<Real::f32>(w);
   }
 }
 

@@ -91,18 +91,18 @@ QFUSE_INLINE void mask_and_take_greatest(const qfuse::ScoreRows& s, int64_t row,
   });
 }
 
-// Writes 64 weights over their scores, as bfloat16 to the first half of that memory. Each score is
-// read before its place is written.
-template <bool Halves>
-QFUSE_INLINE void store_weight(float* row, int64_t column, Floats p) {
-  if constexpr (Halves) {
+// Writes a vector of weights over the scores of a row of 64, as bfloat16 to the first half of their
+// memory: columns have to be written in order, each after its scores were read.
+template <bool ToBf16>
+QFUSE_INLINE void store_weights(float* row, int64_t column, Floats p) {
+  if constexpr (ToBf16) {
     store(reinterpret_cast<uint16_t*>(row) + column, to_bf16(p), kLanes);
   } else {
     store(row + column, p, kLanes);
   }
 }
 
-template <bool Masked, bool Halves>
+template <bool Masked, bool ToBf16>
 void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   int64_t keys = s.visible + row < s.keys ? s.visible + row : s.keys;
   if (keys < 0) keys = 0;
@@ -117,6 +117,7 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   const float greatest = Greater()(reduced<kScoreVectors>(parts, Greater()), s.greatest[row]);
   // Without a key, differences from 0 are infinite, and from themselves not a number.
   const float base = greatest == none ? 0.0f : greatest;
+  // Without a mask, differences are scaled: a positive scale does not change which is greatest.
   const float scale = Masked ? 1.0f : s.scale;
   Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = Floats{}; });
   float* at = s.scores + row * qfuse::kBlock;
@@ -125,12 +126,12 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
     Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
       const Floats p = weight_of((load<Floats>(at + V * kLanes, kLanes) - base) * scale);
       parts[V] = parts[V] + p;
-      store_weight<Halves>(at, V * kLanes, p);
+      store_weights<ToBf16>(at, V * kLanes, p);
     });
   }
   for (; panel * qfuse::kBlock < s.keys; ++panel, at += s.ld * qfuse::kBlock) {
     Unrolled<kScoreVectors>::run(
-        [&]<int V>() QFUSE_LAMBDA { store_weight<Halves>(at, V * kLanes, Floats{}); });
+        [&]<int V>() QFUSE_LAMBDA { store_weights<ToBf16>(at, V * kLanes, Floats{}); });
   }
   const float sum = reduced<kScoreVectors>(parts, Sum());
   const float factor = weight_of(broadcast((s.greatest[row] - base) * scale))[0];
@@ -139,23 +140,23 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   s.factor[row] = factor;
 }
 
-template <bool Halves>
+template <bool ToBf16>
 void softmax_rows(const qfuse::ScoreRows& s) {
   for (int64_t row = 0; row < s.rows; ++row) {
-    s.mask ? softmax_row<true, Halves>(s, row) : softmax_row<false, Halves>(s, row);
+    s.mask ? softmax_row<true, ToBf16>(s, row) : softmax_row<false, ToBf16>(s, row);
   }
 }
 
 inline void softmax(const qfuse::ScoreRows& s) {
-  s.used == Real::bf16 ? softmax_rows<true>(s) : softmax_rows<false>(s);
+  s.product == Real::bf16 ? softmax_rows<true>(s) : softmax_rows<false>(s);
 }
 
 constexpr qfuse::AttentionKernels attention_kernels{
-    .copy_rows = &copy_rows,
+    .copy = &copy_operand,
     .pack_columns = &pack_columns,
     .pack_rows = &pack_rows,
     .softmax = &softmax,
-    .write = &write,
+    .write = &write_result,
 };
 
 }  // namespace

@@ -72,7 +72,7 @@ struct Problem {
 
   explicit Problem(const RealConvolution& convolution)
       : c(convolution),
-        size(c.type == Real::bf16 ? 2 : 4),
+        size(bytes_of(c.type)),
         pieces(pieces_of(c.g)),
         distance(read_in_order(c.g, c.x)) {
     int64_t word = 0;

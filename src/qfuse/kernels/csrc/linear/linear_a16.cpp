@@ -108,8 +108,6 @@ void read_stream(Problem& p, const at::Tensor& x) {
   }
 }
 
-int64_t bytes_of(Real type) { return type == Real::bf16 ? 2 : 4; }
-
 const void* row_of(const Problem& p, int64_t row) {
   return static_cast<const char*>(p.x.tensor.const_data_ptr()) + row * p.x.ld * bytes_of(p.type);
 }
