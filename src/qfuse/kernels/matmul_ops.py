@@ -14,11 +14,13 @@ float32.
              out; broadcasts to ``[batch, heads, rows, keys]``
 ``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
 ``scale``    positive and finite, also in float32
+``order``    the axes of the result but the last one, from the outermost in memory: 0 is the batch,
+             1 heads, 2 rows
 ===========  =====================================================================================
 
 A row without keys is 0 if all values are finite: what is masked has the weight 0, also with
-``causal``, and may be multiplied by it. The result is contiguous with ``heads_first``, else a
-transposed contiguous ``[batch, rows, heads, width]``. It depends neither on the number of threads
+``causal``, and may be multiplied by it. By default the result is a transposed contiguous
+``[batch, rows, heads, width]``. It depends neither on the number of threads
 nor, where multiply-adds are rounded once, on the instruction set. In bfloat16 it does: AVX512-BF16
 and AMX have instructions for its products, which round weights to bfloat16 as torch does, add in
 orders of their own and take subnormal values as 0. With others, and in float16, products are
@@ -60,7 +62,7 @@ arguments, which may be the same tensor. The result is contiguous.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from ctypes import c_float
 from typing import Any
 
@@ -132,26 +134,30 @@ def _attention(a: Any) -> torch.Tensor:
     if not 0 < c_float(a.scale).value < math.inf:
         raise InputError(f"the scale must be positive and finite in float32, not {a.scale}")
     if a.mask is not None:
-        _check_mask(a.mask, key[2], dtype, causal=a.causal)
-    batch, heads, rows, width = *query[:3], value[3]
-    order = (heads, rows) if a.heads_first else (rows, heads)
-    out: torch.Tensor = a.query.new_empty((batch, *order, width))
-    return out if a.heads_first else out.transpose(1, 2)
+        _check_mask(a.mask, (*query[:3], key[2]), dtype, causal=a.causal)
+    if sorted(a.order) != [0, 1, 2]:
+        raise InputError(
+            f"the order of the result's axes must be a permutation of 0, 1 and 2, not {a.order}"
+        )
+    out: torch.Tensor = a.query.new_empty((*(query[axis] for axis in a.order), value[3]))
+    return out.permute(*(a.order.index(axis) for axis in range(3)), 3)
 
 
-def _check_mask(mask: torch.Tensor, keys: Size, dtype: torch.dtype, *, causal: bool) -> None:
+def _check_mask(
+    mask: torch.Tensor, scores: Sequence[Size], dtype: torch.dtype, *, causal: bool
+) -> None:
     if causal:
         raise InputError("a causal attention takes no mask")
     if mask.dtype not in mask_dtypes(dtype):
         raise InputError(
             f"the mask must be bool, float32 or of the queries' dtype, not {mask.dtype}"
         )
-    if not _MATRIX <= mask.dim() <= _ATTENTION_AXES or (
-        _differ(mask.shape[-1], keys) and _differ(mask.shape[-1], 1)
-    ):
-        raise InputError(
-            f"the mask must have two to four axes and a column per key: {tuple(mask.shape)}"
-        )
+    shape = tuple(mask.shape)
+    if not _MATRIX <= len(shape) <= _ATTENTION_AXES:
+        raise InputError(f"the mask must have two to four axes: {shape}")
+    sizes = zip(shape, scores[-len(shape) :], strict=True)
+    if any(_differ(size, 1) and _differ(size, other) for size, other in sizes):
+        raise InputError(f"the mask {shape} does not broadcast to the scores {tuple(scores)}")
 
 
 def _differ(one: Size, other: Size) -> bool:
@@ -160,7 +166,7 @@ def _differ(one: Size, other: Size) -> bool:
 
 
 attention: KernelOp[torch.Tensor] = KernelOp(
-    "attention", _attention, defaults={"mask": None, "causal": False, "heads_first": False}
+    "attention", _attention, defaults={"mask": None, "causal": False, "order": (0, 2, 1)}
 )
 matmul_a8a8: KernelOp[torch.Tensor] = KernelOp(
     "matmul_a8a8",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -167,12 +168,14 @@ def test_heads_may_share_keys() -> None:
     check(program, low, n=2)
 
 
-@pytest.mark.parametrize("case", ["row-major", "wider values", "steps"])
+@pytest.mark.parametrize("case", ["row-major", "wider values", "steps", "features outermost"])
 def test_the_result_has_the_layout_of_torchs(case: str) -> None:
     b = Attention()
     q, k, v = b.operands()
     if case == "row-major":
         q = b.call(aten.clone.default, q, memory_format=torch.contiguous_format)
+    elif case == "features outermost":
+        q = b.call(aten.permute.default, b.arg("x", F32, 8, "n", 4, 20), [1, 2, 3, 0])
     elif case == "wider values":
         v = b.heads("wide", 30, features=12)
     else:
@@ -181,7 +184,21 @@ def test_the_result_has_the_layout_of_torchs(case: str) -> None:
     low = lowered(program)
 
     (call,) = calls(low)
-    assert arguments(call)["heads_first"]
+    assert arguments(call)["order"] == [0, 1, 2]
+    check(program, low, n=2)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_any_order_of_axes_in_memory(order: tuple[int, ...]) -> None:
+    b = Attention()
+    sizes = ("n", 4, 20)
+    x = b.arg("x", F32, *(sizes[axis] for axis in order), 8)
+    q = b.call(aten.permute.default, x, [*(order.index(axis) for axis in range(3)), 3])
+    program = b.done(b.call(SDPA, q, b.heads("k", 30), b.heads("v", 30)), stage=OptimizedGraph)
+    low = lowered(program)
+
+    (call,) = calls(low)
+    assert arguments(call)["order"] == list(order)
     check(program, low, n=2)
 
 
@@ -208,7 +225,6 @@ REFUSED = {
     "no scale": SCALE_NOTE,
     "negative": SCALE_NOTE,
     "small": SCALE_NOTE,
-    "other layout": "its result is neither row-major nor has heads beside features",
     "claimed": None,
 }
 
@@ -237,8 +253,6 @@ def test_other_attention_is_left_to_torch(case: str) -> None:
     causal, scale = case in SCALES, SCALES.get(case, 0.5)
     if case == "unbatched":
         q, k, v = (b.call(aten.select.int, x, 0, 0) for x in (q, k, v))
-    if case == "other layout":
-        q = b.call(aten.permute.default, b.arg("x", F32, 20, "n", 4, 8), [1, 2, 0, 3])
     dropout = 0.5 if case == "dropout" else 0.0
     y = b.call(SDPA, q, k, v, None, dropout, causal, scale=scale)
     if case == "claimed":
@@ -254,6 +268,7 @@ MALFORMED = {
     "integers": "its mask is int64",
     "mask of one axis": "its mask does not have the axes of the scores",
     "unknown mask": "its mask does not have the axes of the scores",
+    "features outermost": "its result does not have features innermost, without gaps",
 }
 """What torch refuses, or a graph may have in spite of it."""
 
@@ -276,7 +291,10 @@ def test_malformed_attention_is_left_to_torch(case: str) -> None:
         "integers": (q, k, v, integers),
         "mask of one axis": (q, k, v, row),
         "unknown mask": (q, k, v, unknown),
+        "features outermost": (q, k, v),
     }[case]
+    if case == "features outermost":
+        y.meta["val"] = y.meta["val"].mT.contiguous().mT
 
     check_refused(b, y, MALFORMED[case])
 

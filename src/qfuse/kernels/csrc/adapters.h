@@ -135,8 +135,8 @@ Tensor convolution_depthwise_w8a8_quantized(
 }
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
-                 const optional<Tensor>& mask, bool causal, double scale, bool heads_first) {
-  return qfuse::attention({query, key, value, mask, causal, scale, heads_first});
+                 const optional<Tensor>& mask, bool causal, double scale, IntArrayRef order) {
+  return qfuse::attention({query, key, value, mask, causal, scale, order});
 }
 
 Tensor cat_channels(const Tensor& first, Extras others) {

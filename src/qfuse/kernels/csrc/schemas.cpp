@@ -84,7 +84,7 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   define_convolution("convolution_w8a8_grouped", "int out_channels, ", geometry);
   define_convolution("convolution_depthwise_w8a8", "Tensor? w_zero_point, ", "");
   m.def("attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, float scale, "
-        "bool heads_first) "
+        "int[] order) "
         "-> Tensor", tags);
   m.def("cat_channels(Tensor first, Tensor[]? others) -> Tensor", tags);
   m.def(("image_activation_quantized(Tensor first, Tensor[]? others, Tensor? x_scale, "

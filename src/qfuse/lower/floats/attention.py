@@ -6,6 +6,7 @@ import math
 from ctypes import c_float
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 
 import torch
 
@@ -164,8 +165,8 @@ class _Call:
         )
         if not fits:
             return Refusal("its operands broadcast, or their sizes are not known to fit")
-        if not (self.heads_first or is_row_major(tensor_of(self.node).transpose(1, 2))):
-            return Refusal("its result is neither row-major nor has heads beside features")
+        if self.order is None:
+            return Refusal("its result does not have features innermost, without gaps")
         return None
 
     def _refused_mask(self) -> Refusal | None:
@@ -183,9 +184,12 @@ class _Call:
         return None
 
     @property
-    def heads_first(self) -> bool:
-        """Whether the result is row-major; that of most other calls has heads beside features."""
-        return is_row_major(tensor_of(self.node))
+    def order(self) -> list[int] | None:
+        """The axes of the result but the last one, from the outermost in memory."""
+        result = tensor_of(self.node)
+        orders = permutations(range(_AXES - 1))
+        found = (list(o) for o in orders if is_row_major(result.permute(*o, _AXES - 1)))
+        return next(found, None)
 
     def replace(self, rw: Rewriter) -> Node:
         """Call the kernel instead, and return the call."""
@@ -198,7 +202,7 @@ class _Call:
                 self.mask,
                 self.causal,
                 self.scale,
-                self.heads_first,
+                self.order,
             ),
         )
         made.meta[SITE_META] = site_of(self.node)

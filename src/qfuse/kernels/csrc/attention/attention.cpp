@@ -1,6 +1,7 @@
 #include "attention/attention.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -316,6 +317,10 @@ void check(const Attention& a) {
               "query, key and value do not fit: ", q, ", ", k, ", ", v);
   TORCH_CHECK(k[1] > 0 && q[1] % k[1] == 0, q[1], " heads of queries are not a multiple of ", k[1],
               " of keys");
+  std::vector<int64_t> order = a.order.vec();
+  std::sort(order.begin(), order.end());
+  TORCH_CHECK(order == std::vector<int64_t>({0, 1, 2}),
+              "the order of the result's axes must be a permutation of 0, 1 and 2, not ", a.order);
   // torch's kernel multiplies minus infinity by the scale where a key is not seen.
   const auto scale = static_cast<float>(a.scale);
   TORCH_CHECK(scale > 0 && std::isfinite(scale),
@@ -326,21 +331,32 @@ void check(const Attention& a) {
   TORCH_CHECK(added == type || added == at::kFloat || added == at::kBool,
               "the mask must be bool, float32 or of the queries' dtype, not ", added);
   const int64_t axes = a.mask->dim();
-  TORCH_CHECK(axes >= 2 && axes <= 4 && (a.mask->size(-1) == k[2] || a.mask->size(-1) == 1),
-              "the mask must have two to four axes and a column per key: ", a.mask->sizes());
+  TORCH_CHECK(axes >= 2 && axes <= 4, "the mask must have two to four axes: ", a.mask->sizes());
+  const std::array<int64_t, 4> scores{q[0], q[1], q[2], k[2]};
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    const int64_t size = a.mask->size(axis);
+    TORCH_CHECK(size == 1 || size == scores[axis + 4 - axes], "the mask ", a.mask->sizes(),
+                " does not broadcast to the scores ", at::IntArrayRef(scores));
+  }
+}
+
+at::Tensor empty_result(const Attention& a) {
+  std::array<int64_t, 4> sizes{}, axes{0, 1, 2, 3};
+  for (int64_t i = 0; i < 3; ++i) {
+    sizes[i] = a.query.size(a.order[i]);
+    axes[a.order[i]] = i;
+  }
+  sizes[3] = a.value.size(3);
+  return empty_tensor(sizes, a.query.options()).permute(axes);
 }
 
 }  // namespace
 
 at::Tensor attention(const Attention& a) {
   check(a);
-  const int64_t batch = a.query.size(0), heads = a.query.size(1), rows = a.query.size(2);
-  const int64_t width = a.value.size(3);
-  const at::Tensor result =
-      a.heads_first ? empty_tensor({batch, heads, rows, width}, a.query.options())
-                    : empty_tensor({batch, rows, heads, width}, a.query.options()).transpose(1, 2);
+  const at::Tensor result = empty_result(a);
   if (result.numel() == 0) return result;
-  if (rows < kLeastQueries || a.query.numel() == 0 || a.key.numel() == 0) {
+  if (a.query.size(2) < kLeastQueries || a.query.numel() == 0 || a.key.numel() == 0) {
     result.copy_(torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale));
   } else {
     Call(a, result).run();

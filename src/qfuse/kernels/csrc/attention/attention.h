@@ -15,7 +15,7 @@ struct Attention {
   const std::optional<at::Tensor>& mask;
   bool causal;
   double scale;
-  bool heads_first;  // layout of the result
+  at::IntArrayRef order;  // of batch, heads and rows in the memory of the result
 };
 
 at::Tensor attention(const Attention& a);
