@@ -27,11 +27,27 @@ QFUSE_INLINE const Element* adjacent(const Element* from, int64_t distance, int6
   return space;
 }
 
+// Whether `rows` rows have `features` adjacent features from there on.
+QFUSE_INLINE bool is_whole(const OperandRows& x, int64_t row, int64_t rows, int64_t feature,
+                           int64_t features) {
+  return x.feature_stride == 1 && row + rows <= x.rows && feature + features <= x.features;
+}
+
 // kLanes words of a row from a feature on, each a float32 or a pair of bfloat16; zero behind the
-// last row and feature.
-template <Real Given, Real Product>
+// last row and feature, unless they are `Whole`.
+template <Real Given, Real Product, bool Whole = false>
 QFUSE_INLINE Words words_at(const OperandRows& x, int64_t row, int64_t feature) {
   constexpr int64_t kSize = kLanes * qfuse::pair_of(Product);
+  if constexpr (Whole) {
+    const auto* from = element_at<ElementOf<Given>>(x, row, feature);
+    if constexpr (Product == Real::f32) {
+      return bits<Words>(load_real(from, Given, 0, kLanes));
+    } else {
+      Words words;
+      __builtin_memcpy(&words, from, sizeof(words));
+      return words;
+    }
+  }
   const int64_t rest = row < x.rows ? x.features - feature : 0;
   if (rest <= 0) return Words{};
   const int64_t count = rest < kSize ? rest : kSize;
@@ -113,7 +129,11 @@ inline void copy_operand(const OperandRows& x, Real product, int64_t padded, voi
     constexpr int64_t kPair = qfuse::pair_of(Product);
     auto* row = static_cast<uint32_t*>(to);
     for (int64_t i = 0; i < x.rows; ++i, row += padded / kPair) {
-      for (int64_t w = 0; w < padded / kPair; w += kLanes) {
+      int64_t w = 0;
+      for (; is_whole(x, i, 1, w * kPair, kLanes * kPair); w += kLanes) {
+        store(row + w, words_at<Given, Product, true>(x, i, w * kPair), kLanes);
+      }
+      for (; w < padded / kPair; w += kLanes) {
         store(row + w, words_at<Given, Product>(x, i, w * kPair), padded / kPair - w);
       }
     }
@@ -127,29 +147,52 @@ inline void pack_columns(const OperandRows& x, Real product, int64_t padded, voi
       const int64_t count = padded / kPair - w < kLanes ? padded / kPair - w : kLanes;
       for (int64_t j = 0; j < qfuse::kBlock; j += kLanes) {
         Words words[kLanes];
-        for (int64_t i = 0; i < kLanes; ++i) {
-          words[i] = words_at<Given, Product>(x, j + i, w * kPair);
+        if (is_whole(x, j, kLanes, w * kPair, kLanes * kPair)) {
+          Unrolled<static_cast<int>(kLanes)>::run([&]<int I>() QFUSE_LAMBDA {
+            words[I] = words_at<Given, Product, true>(x, j + I, w * kPair);
+          });
+        } else {
+          for (int64_t i = 0; i < kLanes; ++i) {
+            words[i] = words_at<Given, Product>(x, j + i, w * kPair);
+          }
         }
         transpose(words);
         uint32_t* column = static_cast<uint32_t*>(to) + w * qfuse::kBlock + j;
-        for (int64_t i = 0; i < count; ++i) store(column + i * qfuse::kBlock, words[i], kLanes);
+        Unrolled<static_cast<int>(kLanes)>::run([&]<int I>() QFUSE_LAMBDA {
+          if (I < count) store(column + I * qfuse::kBlock, words[I], kLanes);
+        });
       }
     }
   });
 }
 
-// Elements of two rows as pairs; zero behind the last row and feature.
+// Elements of two rows as pairs; zero behind the last row and feature, unless they are `Whole`.
+template <bool Whole>
 QFUSE_INLINE Words pairs_at(const OperandRows& x, int64_t row, int64_t feature) {
   const auto half = [&](int64_t i) QFUSE_LAMBDA {
-    const int64_t rest = i < x.rows ? x.features - feature : 0;
+    const int64_t rest = Whole ? kLanes : i < x.rows ? x.features - feature : 0;
     const int64_t count = rest < kLanes ? rest : kLanes;
     if (count <= 0) return Words{};
     uint16_t space[kLanes];
     const uint16_t* from = element_at<uint16_t>(x, i, feature);
-    return __builtin_convertvector(
-        load<Halves>(adjacent(from, x.feature_stride, count, space), count), Words);
+    if (!Whole) from = adjacent(from, x.feature_stride, count, space);
+    return __builtin_convertvector(load<Halves>(from, count), Words);
   };
   return half(row) | (half(row + 1) << 16);
+}
+
+// Writes a row of a panel, or a pair of rows.
+template <Real Given, Real Product, bool Whole>
+QFUSE_INLINE void pack_row(const OperandRows& x, int64_t row, uint32_t* to) {
+  Unrolled<static_cast<int>(qfuse::kBlock / kLanes)>::run([&]<int V>() QFUSE_LAMBDA {
+    Words words;
+    if constexpr (Product == Real::bf16) {
+      words = pairs_at<Whole>(x, row, V * kLanes);
+    } else {
+      words = words_at<Given, Product, Whole>(x, row, V * kLanes);
+    }
+    store(to + V * kLanes, words, kLanes);
+  });
 }
 
 inline void pack_rows(const OperandRows& x, Real product, int64_t padded, void* to) {
@@ -157,14 +200,10 @@ inline void pack_rows(const OperandRows& x, Real product, int64_t padded, void* 
     constexpr int64_t kPair = qfuse::pair_of(Product);
     auto* row = static_cast<uint32_t*>(to);
     for (int64_t i = 0; i < padded; i += kPair, row += qfuse::kBlock) {
-      for (int64_t c = 0; c < qfuse::kBlock; c += kLanes) {
-        Words words;
-        if constexpr (kPair == 2) {
-          words = pairs_at(x, i, c);
-        } else {
-          words = words_at<Given, Product>(x, i, c);
-        }
-        store(row + c, words, kLanes);
+      if (is_whole(x, i, kPair, 0, qfuse::kBlock)) {
+        pack_row<Given, Product, true>(x, i, row);
+      } else {
+        pack_row<Given, Product, false>(x, i, row);
       }
     }
   });
