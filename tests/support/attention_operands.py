@@ -15,6 +15,11 @@ SIZES = (
     (3, 2, 2, 17, 70, 80, 80),
     (1, 1, 1, 16, 1, 1, 1),
     (1, 1, 1, 48, 1030, 128, 130),
+    # Few queries, which read keys in place.
+    (1, 2, 2, 15, 5, 8, 8),
+    (2, 4, 2, 1, 600, 64, 64),
+    (1, 8, 2, 3, 1030, 20, 36),
+    (3, 3, 1, 5, 70, 80, 81),
 )
 MASKS = ("none", "causal", "rows", "keys", "heads", "bool", "batch", "future", "one")
 SCALE = 0.3

@@ -21,11 +21,10 @@ float32.
 A row without keys is 0 if all values are finite: what is masked has the weight 0, also with
 ``causal``, and may be multiplied by it. By default the result is a transposed contiguous
 ``[batch, rows, heads, width]``. It depends neither on the number of threads
-nor, where multiply-adds are rounded once, on the instruction set. In bfloat16 it does: AVX512-BF16
-and AMX have instructions for its products, which round weights to bfloat16 as torch does, add in
-orders of their own and take subnormal values as 0. With others, and in float16, products are
-float32, and only the result is rounded. Up to 15 rows are left to torch's kernel, whose bits they
-have.
+nor, where multiply-adds are rounded once, on the instruction set. In bfloat16 with at least 16 rows
+it does: AVX512-BF16 and AMX have instructions for its products, which round weights to bfloat16 as
+torch does, add in orders of their own and take subnormal values as 0. Otherwise products of
+bfloat16 and float16 are float32, and only the result is rounded.
 
 ``matmul_a8a8`` and ``matmul_a8a8_quantized`` compute on quantized values what ``torch.matmul``
 computes on floats. With ``x`` of shape ``[*batch, M, K]`` and ``other`` ``[*batch, K, N]``, whose
@@ -75,9 +74,6 @@ from qfuse.kernels.op import KernelOp
 
 _MATRIX = 2
 _ATTENTION_AXES = 4
-
-LEAST_QUERIES = 16
-"""With fewer, the kernel of attention leaves a call to torch (``kLeastQueries``)."""
 
 _DEFAULTS: Mapping[str, object] = {
     "x_zero_point": None,

@@ -46,7 +46,7 @@ def test_values_are_those_of_float64(
 @st.composite
 def any_size(draw: st.DrawFn) -> tuple[int, ...]:
     heads = draw(st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2), (3, 1)]))
-    rows, keys = draw(st.integers(16, 110)), draw(st.integers(1, 600))
+    rows, keys = draw(st.integers(1, 110)), draw(st.integers(1, 600))
     depth, width = draw(st.integers(1, 140)), draw(st.integers(1, 140))
     return (draw(st.integers(1, 3)), *heads, rows, keys, depth, width)
 
@@ -97,7 +97,7 @@ WIDE = ("portable", "avx2", "avx_vnni")
 def test_bits_are_those_of_float32_on_any_instruction_set(
     isa: str, size: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    if dtype is BF16 and isa not in WIDE:
+    if dtype is BF16 and isa not in WIDE and size[3] >= 16:
         pytest.skip("products may be bfloat16")
     torch.manual_seed(1)
     q, k, v = operands(size, dtype)

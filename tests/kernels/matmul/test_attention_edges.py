@@ -113,19 +113,6 @@ def test_a_key_that_a_mask_leaves_out_counts_as_in_torch(
     assert y.isnan().any()
 
 
-@pytest.mark.parametrize("width", [16, 20])
-@pytest.mark.parametrize("rows", [1, 15])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_few_queries_are_left_to_torch(rows: int, width: int, dtype: torch.dtype) -> None:
-    q, k, v = operands((2, 4, 2, rows, 30, 16, width), dtype)
-    mask = torch.randn(rows, 30)
-
-    y = attention(q, k, v, mask, False, SCALE)
-
-    wanted = F.scaled_dot_product_attention(q, k, v, mask, scale=SCALE, enable_gqa=True)
-    assert torch.equal(y, wanted)
-
-
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("axis", [0, 1, 2, 3])
 def test_nothing_to_attend(axis: int, order: tuple[int, ...]) -> None:

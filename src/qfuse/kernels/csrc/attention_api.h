@@ -7,6 +7,9 @@ namespace qfuse {
 
 enum class Real : int32_t;
 
+// The products that a score of few queries adds side by side, on any instruction set.
+constexpr int64_t kDot = 16;
+
 // Rows of an operand. Strides are in elements.
 struct OperandRows {
   const void* data;
@@ -48,6 +51,19 @@ struct WeightedRows {
   Real type;  // of `out`
 };
 
+// Sums of weighted values of several chunks of keys, each with a greatest score of its own: of chunk
+// c, those of row i are at sums + (c * rows + i) * ld, and likewise for the other two.
+struct PartialRows {
+  const float* sums;
+  const float* greatest;
+  const float* total;
+  int64_t chunks;
+  int64_t rows;  // of a chunk
+  int64_t ld;
+  int64_t features;
+  float scale;  // of the differences of greatest scores
+};
+
 // `product` is the type to multiply in: bfloat16 only for operands of bfloat16, otherwise float32.
 // A panel is that of RealTile, so one of bfloat16 has pairs of rows. `padded` is a multiple of 4.
 struct AttentionKernels {
@@ -63,6 +79,16 @@ struct AttentionKernels {
   void (*softmax)(const ScoreRows& rows);
   // Divides sums by their totals.
   void (*write)(const WeightedRows& rows);
+  // For few queries, which read keys and values once, as they are: rows of adjacent features.
+  // Scores of `count` queries, in panels as those of ScoreRows. Queries are float32 with zeros up to
+  // `ld` features, a multiple of kDot.
+  void (*multiply_keys)(const OperandRows& keys, const float* queries, int64_t ld, int64_t count,
+                        float* scores);
+  // Adds the values, times weights in such panels, to sums of `ld` features.
+  void (*add_values)(const OperandRows& values, const float* weights, int64_t count, int64_t ld,
+                     float* sums);
+  // Writes row `row` of the chunks together.
+  void (*combine)(const PartialRows& parts, int64_t row, Real type, void* out);
 };
 
 }  // namespace qfuse

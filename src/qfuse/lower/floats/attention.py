@@ -19,13 +19,14 @@ from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
 from qfuse.ir.sizes import (
+    Size,
     broadcast_shape,
     exact_quotient,
     is_row_major,
     same_shape,
     same_size,
 )
-from qfuse.kernels.matmul_ops import LEAST_QUERIES, mask_dtypes
+from qfuse.kernels.matmul_ops import mask_dtypes
 from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
@@ -33,6 +34,8 @@ from qfuse.targets.target import Target
 
 _NAME = "lower-attention"
 _AXES = 4
+# So many need less time for products than for reading the keys, with vectors of float32 too.
+_FEW_QUERIES = 4
 
 
 def lower_attention(context: LoweringContext) -> None:
@@ -40,7 +43,8 @@ def lower_attention(context: LoweringContext) -> None:
 
     torch multiplies with MKL, a piece of the queries and keys at a time. MKL has no AVX512 on
     processors of AMD, and short sequences give it small products. In bfloat16 and float16 torch is
-    no faster than in float32, but where oneDNN has instructions for their products (ADR 47).
+    no faster than in float32, and for few queries much slower, except where oneDNN has
+    instructions for their products (ADR 47).
     docs/kernels.md has the times, which are with vectors of at least 8 floats.
     """
     target = context.target
@@ -67,6 +71,10 @@ def lower_attention(context: LoweringContext) -> None:
 def _fired(stage: str, place: Place, key: str, rw: Rewriter, made: Node) -> Fired:
     del rw
     return Fired(stage, _NAME, key, Exactness.ROUNDING, (place,), (made.name,))
+
+
+def _are_few(rows: Size) -> bool:
+    return isinstance(rows, int) and rows <= _FEW_QUERIES
 
 
 def _is_fast_in_torch(dtype: torch.dtype, target: Target) -> bool:
@@ -143,7 +151,8 @@ class _Call:
             return Refusal("its operands have different dtypes")
         if dtype not in FLOATS:
             return Refusal(f"it computes in {name}")
-        if _is_fast_in_torch(dtype, target):
+        rows = shape_of(self.query)[-2:-1]
+        if _is_fast_in_torch(dtype, target) and not (rows and _are_few(rows[0])):
             return Refusal(f"torch has instructions for products of {name}")
         if any(len(shape_of(part)) != _AXES for part in parts):
             return Refusal(f"its operands have other than {_AXES} axes")
@@ -151,12 +160,10 @@ class _Call:
 
     def _refused_sizes(self) -> Refusal | None:
         query, key, value = map(shape_of, (self.query, self.key, self.value))
-        batch, heads, rows, depth = query
+        batch, heads, _, depth = query
         shared, width = key[1], value[3]
         if not all(isinstance(size, int) and size for size in (heads, depth, shared, width)):
             return Refusal("its heads or features are dynamic or none")
-        if isinstance(rows, int) and rows < LEAST_QUERIES:
-            return Refusal(f"it has fewer than {LEAST_QUERIES} queries")
         fits = (
             same_size(batch, key[0])
             and same_shape(key[:3], value[:3])

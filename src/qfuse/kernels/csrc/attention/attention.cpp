@@ -6,6 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include "attention/few_queries.h"
+#include "attention/operand.h"
 #include "isa/select.h"
 #include "kernel_api.h"
 #include "linear/buffer.h"
@@ -21,58 +23,16 @@ namespace {
 constexpr int64_t kQueries = 48;
 // Keys whose scores are computed before they are used, so that they stay in the L2 cache.
 constexpr int64_t kChunk = 512;
-// With fewer queries, keys and values are read less often than packing would read them. The rule
-// lower-attention leaves calls to torch that never have as many.
+// With fewer queries, keys and values are read less often than packing would read them.
 constexpr int64_t kLeastQueries = 16;
 // About what the products reach with AVX512 in float32; twice as many in bfloat16.
 constexpr int64_t kProductsPerCycle = 16;
 
 inline int64_t whole_groups(int64_t size) { return parts_of(size, kGroup) * kGroup; }
 
-// The four axes of an operand: batch, head, row and feature.
-struct Operand {
-  explicit Operand(const at::Tensor& x)
-      : data(static_cast<const char*>(x.const_data_ptr())),
-        type(real_of(x.scalar_type(), "an operand")),
-        size(x.element_size()),
-        batch(x.stride(0)),
-        head(x.stride(1)),
-        row(x.stride(2)),
-        feature(x.stride(3)) {}
-
-  OperandRows part(int64_t b, int64_t h, int64_t first, int64_t rows, int64_t column,
-                   int64_t columns) const {
-    const int64_t at = b * batch + h * head + first * row + column * feature;
-    return {data + at * size, type, row, feature, rows, columns};
-  }
-
-  const char* data;
-  Real type;
-  int64_t size;  // of an element
-  int64_t batch;
-  int64_t head;
-  int64_t row;
-  int64_t feature;
-};
-
 void check_axes(const at::Tensor& x, const char* name, at::ScalarType type) {
   TORCH_CHECK(x.scalar_type() == type && x.dim() == 4, name, " must be ", type,
               " [batch, heads, rows, features], not ", x.scalar_type(), " ", x.sizes());
-}
-
-// The mask as bool or float32, of the sizes of the scores and with adjacent columns. Axes that it
-// broadcasts stay broadcast, but for the last one.
-at::Tensor readable_mask(const at::Tensor& given, at::IntArrayRef sizes) {
-  at::Tensor mask = given.expand(sizes);
-  for (int64_t axis = 0; axis < mask.dim(); ++axis) {
-    if (mask.stride(axis) == 0 && mask.size(axis) > 1) mask = mask.narrow(axis, 0, 1);
-  }
-  if (mask.scalar_type() != at::kBool) mask = mask.to(at::kFloat);
-  std::vector<int64_t> wide = mask.sizes().vec();
-  wide.back() = sizes.back();
-  mask = mask.expand(wide);
-  if (mask.stride(-1) != 1) mask = mask.contiguous();
-  return mask.expand(sizes);
 }
 
 // What is the same for all queries of a call.
@@ -97,11 +57,8 @@ class Call {
         out_(static_cast<char*>(result.mutable_data_ptr())),
         out_batch_(result.stride(0)),
         out_head_(result.stride(1)),
-        out_row_(result.stride(2)) {
-    if (!a.mask) return;
-    mask_ = readable_mask(*a.mask, {batch_, heads_, rows_, keys_});
-    is_bool_ = mask_.scalar_type() == at::kBool;
-  }
+        out_row_(result.stride(2)),
+        mask_(a.mask, {batch_, heads_, rows_, keys_}) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -241,7 +198,7 @@ class Call {
     }
     ScoreRows s{w.scores, kQueries, q.rows, count, scale_, product_};
     s.visible = causal_ ? q.first - first + 1 : keys_;
-    if (mask_.defined()) set_mask(q, first, s);
+    mask_.set(s, q.batch, q.head, q.first, first);
     s.greatest = w.greatest;
     s.total = w.total;
     s.factor = w.factor;
@@ -275,14 +232,6 @@ class Call {
                             out_row_, query_.type});
   }
 
-  void set_mask(const Block& q, int64_t key, ScoreRows& s) const {
-    const int64_t at =
-        q.batch * mask_.stride(0) + q.head * mask_.stride(1) + q.first * mask_.stride(2) + key;
-    s.mask = static_cast<const char*>(mask_.const_data_ptr()) + at * mask_.element_size();
-    s.mask_ld = mask_.stride(2);
-    s.is_bool = is_bool_;
-  }
-
   const Operand query_;
   const Operand key_;
   const Operand value_;
@@ -302,8 +251,7 @@ class Call {
   const int64_t out_batch_;
   const int64_t out_head_;
   const int64_t out_row_;
-  at::Tensor mask_;  // [batch, heads, rows, keys]
-  bool is_bool_ = false;
+  const Mask mask_;
 };
 
 void check(const Attention& a) {
@@ -356,8 +304,10 @@ at::Tensor attention(const Attention& a) {
   check(a);
   const at::Tensor result = empty_result(a);
   if (result.numel() == 0) return result;
-  if (a.query.size(2) < kLeastQueries || a.query.numel() == 0 || a.key.numel() == 0) {
+  if (a.query.numel() == 0 || a.key.numel() == 0) {
     result.copy_(torch_attention(a.query, a.key, a.value, a.mask, a.causal, a.scale));
+  } else if (a.query.size(2) < kLeastQueries) {
+    attend_few(a, result);
   } else {
     Call(a, result).run();
   }

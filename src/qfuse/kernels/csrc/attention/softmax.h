@@ -151,12 +151,4 @@ inline void softmax(const qfuse::ScoreRows& s) {
   s.product == Real::bf16 ? softmax_rows<true>(s) : softmax_rows<false>(s);
 }
 
-constexpr qfuse::AttentionKernels attention_kernels{
-    .copy = &copy_operand,
-    .pack_columns = &pack_columns,
-    .pack_rows = &pack_rows,
-    .softmax = &softmax,
-    .write = &write_result,
-};
-
 }  // namespace

@@ -3,7 +3,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#include "attention/softmax.h"
+#include "attention/few.h"
 #include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "isa/widened.h"

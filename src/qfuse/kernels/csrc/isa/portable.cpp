@@ -1,5 +1,5 @@
 // The path for any processor: the compiler's vector types, without specific instructions.
-#include "attention/softmax.h"
+#include "attention/few.h"
 #include "convolution/copy_rows.h"
 #include "convolution/depthwise.h"
 #include "linear/finish.h"

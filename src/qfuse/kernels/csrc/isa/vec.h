@@ -218,6 +218,9 @@ QFUSE_INLINE Halves to_bf16(Floats x) {
 
 // The conversions of c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
 QFUSE_INLINE Floats from_f16(Halves h) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(bits<__m256i>(h));
+#else
   const Words w = __builtin_convertvector(h, Words) << 16;
   const Words sign = w & 0x80000000u;
   const Words twice = w + w;
@@ -225,6 +228,7 @@ QFUSE_INLINE Floats from_f16(Halves h) {
   const Floats small = bits<Floats>((twice >> 17) | (126u << 23)) - 0.5f;
   const Words value = twice < (1u << 27) ? bits<Words>(small) : bits<Words>(normal);
   return bits<Floats>(sign | value);
+#endif
 }
 
 QFUSE_INLINE Halves to_f16(Floats x) {
