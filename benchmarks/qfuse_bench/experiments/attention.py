@@ -117,9 +117,13 @@ SHAPES: Sequence[AttentionShape] = (
     AttentionShape(1, 1, 1024, 1024, 64),
     AttentionShape(1, 16, 48, 2048, 64),
     AttentionShape(1, 16, 16, 256, 64),
+    AttentionShape(1, 16, 8, 1024, 64),
+    AttentionShape(1, 16, 1, 256, 64),
+    AttentionShape(1, 16, 1, 2048, 64, masked=True),
+    AttentionShape(1, 32, 1, 2048, 128, shared=8),
     AttentionShape(1, 4, 16, 16, 16),
 )
-"""Those of MiniLM, BERT, ViT, the encoder of Whisper and Llama, and longer and smaller ones."""
+"""Those of MiniLM, BERT, ViT, the encoder of Whisper and Llama, longer and smaller ones, one token."""
 
 
 def run_attention(
