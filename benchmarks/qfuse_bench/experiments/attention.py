@@ -123,7 +123,7 @@ SHAPES: Sequence[AttentionShape] = (
     AttentionShape(1, 32, 1, 2048, 128, shared=8),
     AttentionShape(1, 4, 16, 16, 16),
 )
-"""Those of MiniLM, BERT, ViT, the encoder of Whisper and Llama, longer and smaller ones, one token."""
+"""Those of MiniLM, BERT, ViT, the encoder of Whisper and Llama, longer, smaller, of one token."""
 
 
 def run_attention(
