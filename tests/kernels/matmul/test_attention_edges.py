@@ -67,10 +67,29 @@ def test_large_scores_do_not_overflow(isa: str, dtype: torch.dtype) -> None:
     assert torch.equal(y[0, 0], v[0, 0][best[0, 0]])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_not_a_number_stays_in_its_row(isa: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_a_later_chunk_that_counts_nothing_may_overflow(
+    isa: str, rows: int, dtype: torch.dtype
+) -> None:
     del isa
-    q, k, v = operands((1, 1, 1, 16, 600, 8, 8), dtype)
+    q, k = torch.ones(1, 1, rows, 8, dtype=dtype), torch.zeros(1, 1, 514, 8, dtype=dtype)
+    v = torch.ones(1, 1, 514, 8, dtype=dtype)
+    k[:, :, 512:] = -15
+    v[:, :, 512:] = 2e38
+
+    y = attention(q, k, v, None, False, 1.0)
+
+    torch.testing.assert_close(y, torch.ones_like(y), rtol=1e-5, atol=0)
+    v[:, :, 513] = torch.nan
+    assert attention(q, k, v, None, False, 1.0).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [5, 16])
+def test_what_is_not_a_number_stays_in_its_row(isa: str, rows: int, dtype: torch.dtype) -> None:
+    del isa
+    q, k, v = operands((1, 1, 1, rows, 600, 8, 8), dtype)
     expected = attention(q, k, v, None, False, SCALE)
     q[0, 0, 4, 2] = torch.nan
 
@@ -87,10 +106,11 @@ def test_a_key_that_is_not_a_number_makes_all_rows_so(
     isa: str, key: int, dtype: torch.dtype
 ) -> None:
     del isa
-    q, k, v = operands((1, 1, 1, 16, 600, 8, 8), dtype)
-    k[0, 0, key, 0] = torch.nan
+    for rows in (3, 16):
+        q, k, v = operands((1, 1, 1, rows, 600, 8, 8), dtype)
+        k[0, 0, key, 0] = torch.nan
 
-    assert attention(q, k, v, None, False, SCALE).isnan().all()
+        assert attention(q, k, v, None, False, SCALE).isnan().all()
 
 
 @pytest.mark.parametrize("rows", [15, 16])

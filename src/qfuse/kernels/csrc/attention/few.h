@@ -160,7 +160,10 @@ inline void combine(const qfuse::PartialRows& p, int64_t row, Real type, void* o
     for (int64_t k = 0; k < p.features; k += kLanes) {
       Floats sum = {};
       for (int64_t c = 0; c < p.chunks; ++c) {
-        sum = sum + load<Floats>(p.sums + (c * p.rows + row) * p.ld + k, kLanes) * factor(c);
+        const Floats part = load<Floats>(p.sums + (c * p.rows + row) * p.ld + k, kLanes);
+        const float by = factor(c);
+        // A chunk that counts nothing may have overflowed; what is not a number stays that.
+        sum = sum + (by != 0.0f ? part * by : part == part ? Floats{} : part);
       }
       auto* to = static_cast<ElementOf<Type>*>(out) + k;
       store_real<Type>(to, sum * inverse, p.features - k);
