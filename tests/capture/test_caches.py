@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -187,8 +188,10 @@ def test_decode_steps_of_an_exportable_module_with_a_static_cache() -> None:
         target=Target.for_testing(),
     )
     assert not model.get_buffer("key_cache_0").any(), "capture wrote the cache"
+    # Attention has a kernel, which rounds otherwise than torch's.
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
     for index in range(5):
         with torch.no_grad():
-            assert torch.equal(fast(**step(index)), twin(**step(index)))
+            close(fast(**step(index)), twin(**step(index)))
     for (name, mine), (_, theirs) in zip(model.named_buffers(), twin.named_buffers(), strict=True):
-        assert torch.equal(mine, theirs), name
+        close(mine, theirs, msg=name)

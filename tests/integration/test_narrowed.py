@@ -20,21 +20,25 @@ def test_narrowing_costs_less_than_quantizing(recipe: str) -> None:
     model = tiny("llama-decode")
     calibration = [model.inputs(seed) for seed in (1, 2)]
     quantized = quantize(model.module, recipe, model.args, model.kwargs, None, calibration).model
-    with torch.no_grad():
-        reference = model.module(*model.args, **model.kwargs)
-        eager = quantized(*model.args, **model.kwargs).clone()
-        fast = qfuse.compile(
-            quantized,
-            model.args,
-            model.kwargs,
-            target=Target.for_testing(),
-            float_dtype=torch.bfloat16,
-            options={"backend": "eager"},
-        )
-        answer = fast(*model.args, **model.kwargs)
-
-    assert answer.dtype is torch.float32
+    fast = qfuse.compile(
+        quantized,
+        model.args,
+        model.kwargs,
+        target=Target.for_testing(),
+        float_dtype=torch.bfloat16,
+        options={"backend": "eager"},
+    )
     fired = {event.rule for event in fast.report.events if isinstance(event, Fired)}
     assert "narrow-floats" in fired
-    assert sqnr(reference, answer) > sqnr(reference, eager) - 1.0
-    assert 20.0 < sqnr(eager, answer) < 80.0
+    # One input of so small a model may lose or gain 2 dB by the order of its sums.
+    losses = []
+    for seed in range(3, 15):
+        args, kwargs = model.inputs(seed)
+        with torch.no_grad():
+            reference = model.module(*args, **kwargs)
+            eager = quantized(*args, **kwargs).clone()
+            answer = fast(*args, **kwargs)
+        assert answer.dtype is torch.float32
+        assert 20.0 < sqnr(eager, answer) < 80.0
+        losses.append(sqnr(reference, eager) - sqnr(reference, answer))
+    assert sum(losses) / len(losses) < 0.5
