@@ -70,6 +70,21 @@ def test_what_runs_after_the_kernel_is_named() -> None:
     assert (event.kernel, event.why) == (NAME, "after the kernel: act(gelu) and quantize")
 
 
+def test_an_activation_behind_the_kernel_takes_time() -> None:
+    predicted: dict[torch._ops.OpOverload | None, float] = {}
+    for act in (None, aten.relu.default, aten.gelu.default):
+        b = symmetric(512, n=1024, k=256)
+        y = last(b) if act is None else b.call(act, last(b))
+        (event,) = lowered(b.done(y), NO_KERNELS).log.of(Lowered)
+        assert event.kernel == NAME
+        assert event.predicted is not None
+        predicted[act] = event.predicted
+
+    # A loop that multiplies by the scales is there in any case.
+    assert predicted[aten.relu.default] == predicted[None]
+    assert predicted[aten.gelu.default] > 1.2 * predicted[None]
+
+
 @pytest.mark.numeric
 def test_values_of_rows_that_are_expanded() -> None:
     b = GraphBuilder()

@@ -7,17 +7,19 @@ from typing import ClassVar
 
 import torch
 
-from qfuse.cost.sizes import AtPoints, SizeRange
+from qfuse.cost.sizes import AtPoints, SizeRange, at_points
 from qfuse.cost.work import (
     Bits,
     ComputeKind,
     ProductKind,
+    Work,
     WorkRange,
     linear_work,
     pointwise_work,
     without_calls,
 )
 from qfuse.ir.graph.stage_graph import constant_of
+from qfuse.ir.ops.epilogue import Act
 from qfuse.ir.ops.views import QuantParams, shape_of
 from qfuse.ir.refusal import Refusal
 from qfuse.lower.operands.checks import (
@@ -46,6 +48,10 @@ from qfuse.targets.target import Target
 _OP = "aten::_int_mm"
 INT_MM = "aten._int_mm"
 _LEAST = 2
+# What a core multiplies and adds in float32 while a compiled loop computes an activation with an
+# exponential or an error function: gelu was measured at 200 with AVX2.
+_EXPONENTIAL_FLOPS = 100.0
+_CHEAP = frozenset({"relu", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "squared_relu"})
 # The product of two int8 values is at most 2^14, and the accumulator is int32.
 _MOST_K = (1 << 17) - 1
 
@@ -85,9 +91,11 @@ class IntMM:
 
     def accepts(self, problem: LinearProblem) -> Claim | Refusal:
         """Accept symmetric int8 activations and weights of at least two rows."""
-        return hold(_CONDITIONS, problem) or Claim(
-            0, False, int_mm_work(problem.rows, problem.k, problem.n)
-        )
+        refusal = hold(_CONDITIONS, problem)
+        if refusal is not None:
+            return refusal
+        work = int_mm_work(problem.rows, problem.k, problem.n)
+        return Claim(0, False, [*work, *_activations(problem)])
 
     def emit(self, problem: LinearProblem, claim: Claim, rw: Rewriter) -> dict[int, Node]:
         """Emit the matmul, scales, bias and the cast to the linear's dtype."""
@@ -180,6 +188,14 @@ def int_mm_work(rows: SizeRange, k: int, n: int) -> list[WorkRange]:
     product = linear_work(rows, k, n, bits, kind, ProductKind.ATEN_INT8)
     called = AtPoints(*(work.with_calls(1, 1) for work in product.values))
     return [called, without_calls(pointwise_work(rows * n, [32], [32]))]
+
+
+def _activations(problem: LinearProblem) -> list[WorkRange]:
+    """Return what the compiled loop computes for activations of the epilogue."""
+    names = [step.name for step in problem.fused.epilogue.ops if isinstance(step, Act)]
+    flops = _EXPONENTIAL_FLOPS * sum(name not in _CHEAP for name in names)
+    work = at_points(lambda count: Work(flops * count, ComputeKind.F32), problem.outputs)
+    return [without_calls(work)] if flops else []
 
 
 def fits_int_mm(rows: SizeRange, k: int, n: int) -> bool:
