@@ -157,8 +157,8 @@ class Call {
     const char* packed;  // its keys and values
   };
 
-  // Blocks of queries, numbered by batch, head and place. `distance` is that of packed kv_heads, 0
-  // if there is one.
+  // Blocks of queries, numbered by batch, head and place. `distance` is that of the packed heads of
+  // keys, or 0 if one is packed.
   void attend(int64_t begin, int64_t end, const char* packed, int64_t distance) const {
     const int64_t blocks = parts_of(rows_, kQueries), group = heads_ / kv_heads_;
     const int64_t keys = std::min(parts_of(keys_, kBlock) * kBlock, kChunk);

@@ -13,18 +13,6 @@ constexpr int kFewQueries = 4;
 // Features whose sums are in registers.
 constexpr int kFewVectors = kLanes == 16 ? 4 : 2;
 
-template <class F>
-QFUSE_INLINE void with_real(Real type, const F& f) {
-  switch (type) {
-    case Real::bf16:
-      return f.template operator()<Real::bf16>();
-    case Real::f16:
-      return f.template operator()<Real::f16>();
-    default:
-      return f.template operator()<Real::f32>();
-  }
-}
-
 // The elements of x side by side: lane i of the result is the sum of the lanes of x[i].
 template <int Step = kLanes / 2>
 QFUSE_INLINE Floats sums_of_lanes(Words* x) {
@@ -81,7 +69,7 @@ QFUSE_INLINE void multiply_keys_of(const OperandRows& keys, const float* queries
 
 inline void multiply_keys(const OperandRows& keys, const float* queries, int64_t ld, int64_t count,
                           float* scores) {
-  with_real(keys.type, [&]<Real Type>() {
+  with_type(keys.type, [&]<Real Type>() {
     for (int64_t i = 0; i < count;) {
       i += with_rows<kFewQueries>(count - i, [&]<int Q>() {
         float* to = scores + i * qfuse::kBlock;
@@ -124,7 +112,7 @@ QFUSE_INLINE void add_values_of(const OperandRows& values, int64_t first, int64_
 
 inline void add_values(const OperandRows& values, const float* weights, int64_t count, int64_t ld,
                        float* sums) {
-  with_real(values.type, [&]<Real Type>() {
+  with_type(values.type, [&]<Real Type>() {
     for (int64_t j = 0; j < values.rows; j += qfuse::kBlock, weights += count * qfuse::kBlock) {
       const int64_t keys = values.rows - j < qfuse::kBlock ? values.rows - j : qfuse::kBlock;
       for (int64_t i = 0; i < count;) {
@@ -156,7 +144,7 @@ inline void combine(const qfuse::PartialRows& p, int64_t row, Real type, void* o
   float total = 0.0f;
   for (int64_t c = 0; c < p.chunks; ++c) total += p.total[c * p.rows + row] * factor(c);
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-  with_real(type, [&]<Real Type>() {
+  with_type(type, [&]<Real Type>() {
     for (int64_t k = 0; k < p.features; k += kLanes) {
       Floats sum = {};
       for (int64_t c = 0; c < p.chunks; ++c) {
@@ -165,8 +153,7 @@ inline void combine(const qfuse::PartialRows& p, int64_t row, Real type, void* o
         // A chunk that counts nothing may have overflowed; what is not a number stays that.
         sum = sum + (by != 0.0f ? part * by : part == part ? Floats{} : part);
       }
-      auto* to = static_cast<ElementOf<Type>*>(out) + k;
-      store_real<Type>(to, sum * inverse, p.features - k);
+      store_real(out, Type, k, sum * inverse, p.features - k);
     }
   });
 }

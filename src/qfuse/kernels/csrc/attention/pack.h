@@ -38,22 +38,12 @@ QFUSE_INLINE bool is_whole(const OperandRows& x, int64_t row, int64_t rows, int6
 template <Real Given, Real Product, bool Whole = false>
 QFUSE_INLINE Words words_at(const OperandRows& x, int64_t row, int64_t feature) {
   constexpr int64_t kSize = kLanes * qfuse::pair_of(Product);
-  if constexpr (Whole) {
-    const auto* from = element_at<ElementOf<Given>>(x, row, feature);
-    if constexpr (Product == Real::f32) {
-      return bits<Words>(load_real(from, Given, 0, kLanes));
-    } else {
-      Words words;
-      __builtin_memcpy(&words, from, sizeof(words));
-      return words;
-    }
-  }
-  const int64_t rest = row < x.rows ? x.features - feature : 0;
+  const int64_t rest = Whole ? kSize : row < x.rows ? x.features - feature : 0;
   if (rest <= 0) return Words{};
   const int64_t count = rest < kSize ? rest : kSize;
   ElementOf<Given> space[kSize];
-  const auto* from =
-      adjacent(element_at<ElementOf<Given>>(x, row, feature), x.feature_stride, count, space);
+  const auto* from = element_at<ElementOf<Given>>(x, row, feature);
+  if (!Whole) from = adjacent(from, x.feature_stride, count, space);
   if constexpr (Product == Real::f32) {
     return bits<Words>(load_real(from, Given, 0, count));
   } else {
@@ -209,37 +199,17 @@ inline void pack_rows(const OperandRows& x, Real product, int64_t padded, void* 
   });
 }
 
-template <Real Type>
-QFUSE_INLINE void store_real(ElementOf<Type>* to, Floats x, int64_t count) {
-  if constexpr (Type == Real::f32) {
-    store(to, x, count);
-  } else {
-    store(to, Type == Real::bf16 ? to_bf16(x) : to_f16(x), count);
-  }
-}
-
-template <Real Type>
-void write_result_of(const qfuse::WeightedRows& w) {
-  for (int64_t i = 0; i < w.rows; ++i) {
-    const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
-    auto* out = static_cast<ElementOf<Type>*>(w.out) + i * w.out_ld;
-    for (int64_t c = 0; c < w.features; c += kLanes) {
-      const float* sums = w.sums + (c / qfuse::kBlock * w.ld + i) * qfuse::kBlock;
-      const Floats x = load<Floats>(sums + c % qfuse::kBlock, kLanes);
-      store_real<Type>(out + c, x * inverse, w.features - c);
-    }
-  }
-}
-
 inline void write_result(const qfuse::WeightedRows& w) {
-  switch (w.type) {
-    case Real::bf16:
-      return write_result_of<Real::bf16>(w);
-    case Real::f16:
-      return write_result_of<Real::f16>(w);
-    default:
-      return write_result_of<Real::f32>(w);
-  }
+  with_type(w.type, [&]<Real Type>() {
+    for (int64_t i = 0; i < w.rows; ++i) {
+      const float inverse = w.total[i] == 0.0f ? 0.0f : 1.0f / w.total[i];
+      for (int64_t c = 0; c < w.features; c += kLanes) {
+        const float* sums = w.sums + (c / qfuse::kBlock * w.ld + i) * qfuse::kBlock;
+        const Floats x = load<Floats>(sums + c % qfuse::kBlock, kLanes);
+        store_real(w.out, Type, i * w.out_ld + c, x * inverse, w.features - c);
+      }
+    }
+  });
 }
 
 }  // namespace

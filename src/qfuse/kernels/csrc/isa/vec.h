@@ -265,4 +265,23 @@ QFUSE_INLINE Floats load_real(const void* data, qfuse::Real type, int64_t at, in
   }
 }
 
+QFUSE_INLINE void store_real(void* to, qfuse::Real type, int64_t at, Floats value, int64_t count) {
+  if (type == qfuse::Real::f32) return store(static_cast<float*>(to) + at, value, count);
+  const Halves halves = type == qfuse::Real::bf16 ? to_bf16(value) : to_f16(value);
+  store(static_cast<uint16_t*>(to) + at, halves, count);
+}
+
+// Calls f with the type as a constant.
+template <class F>
+QFUSE_INLINE auto with_type(qfuse::Real type, const F& f) {
+  switch (type) {
+    case qfuse::Real::bf16:
+      return f.template operator()<qfuse::Real::bf16>();
+    case qfuse::Real::f16:
+      return f.template operator()<qfuse::Real::f16>();
+    default:
+      return f.template operator()<qfuse::Real::f32>();
+  }
+}
+
 }  // namespace

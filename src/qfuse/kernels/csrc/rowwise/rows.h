@@ -24,12 +24,6 @@ QFUSE_INLINE float sum_of(const Floats* parts) {
   return sum;
 }
 
-inline void store_real(void* to, qfuse::Real type, int64_t at, Floats value, int64_t count) {
-  if (type == qfuse::Real::f32) return store(static_cast<float*>(to) + at, value, count);
-  const Halves halves = type == qfuse::Real::bf16 ? to_bf16(value) : to_f16(value);
-  store(static_cast<uint16_t*>(to) + at, halves, count);
-}
-
 // A term of the sum of a row's elements, or of their squares.
 template <bool Square>
 QFUSE_INLINE Floats term(Floats y) {
@@ -272,19 +266,6 @@ void map_row(const qfuse::RowJob& job, int64_t row, float* values, Bounds* bound
     });
     finish_span(job, span, row, y, values, bounds);
   });
-}
-
-// Calls f with the type as a constant.
-template <class F>
-QFUSE_INLINE auto with_type(qfuse::Real type, const F& f) {
-  switch (type) {
-    case qfuse::Real::bf16:
-      return f.template operator()<qfuse::Real::bf16>();
-    case qfuse::Real::f16:
-      return f.template operator()<qfuse::Real::f16>();
-    default:
-      return f.template operator()<qfuse::Real::f32>();
-  }
 }
 
 qfuse::Extremes compute_row(const qfuse::RowJob& job, int64_t row, float* values) {
