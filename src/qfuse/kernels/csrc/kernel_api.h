@@ -329,10 +329,17 @@ struct StoredRows {
 };
 
 struct RowKernels {
-  // Computes a row into `values`, which has space for columns + 64.
-  Extremes (*compute)(const RowJob& job, int64_t row, float* values);
+  // Computes `count` rows into those of `values`, which have space for columns + 64, and finds their
+  // extremes.
+  void (*compute)(const RowJob& job, int64_t first, int64_t count, float* values, int64_t ld,
+                  Extremes* found);
+  // Quantizes a row that was computed.
   void (*encode)(const RowJob& job, int64_t row, const float* values, const Extremes& extremes,
                  const Quantizer& quantizer);
+  // Computes and quantizes `count` rows, without their extremes, by a plain quantizer in float32.
+  // `values` has two rows.
+  void (*write)(const RowJob& job, int64_t first, int64_t count, float* values, int64_t ld,
+                const Quantizer& quantizer);
   // Quantizes `count` rows after the epilogue ops.
   void (*requantize)(const StoredRows& rows, int64_t count);
 };

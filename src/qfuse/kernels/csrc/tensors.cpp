@@ -1,21 +1,31 @@
 #include "tensors.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include "result_memory.h"
+
 namespace qfuse {
+namespace {
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
+
+}  // namespace
 
 at::Tensor empty_tensor(at::IntArrayRef sizes, const at::TensorOptions& options,
                         at::MemoryFormat format) {
-  return at::empty(sizes, options, format);
+  TORCH_CHECK(options.device().is_cpu(), "results are on the CPU, not on ", options.device());
+  return at::detail::empty_generic(sizes, result_allocator(), kKeys,
+                                   c10::typeMetaToScalarType(options.dtype()), format);
 }
 
 at::Tensor empty_strided_tensor(at::IntArrayRef sizes, at::IntArrayRef strides,
                                 const at::TensorOptions& options) {
-  return at::empty_strided(sizes, strides, options);
+  TORCH_CHECK(options.device().is_cpu(), "results are on the CPU, not on ", options.device());
+  return at::detail::empty_strided_generic(sizes, strides, result_allocator(), kKeys,
+                                           c10::typeMetaToScalarType(options.dtype()));
 }
 
 at::Tensor filled_tensor(at::IntArrayRef sizes, int64_t value, at::ScalarType type) {

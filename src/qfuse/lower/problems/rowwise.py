@@ -108,12 +108,11 @@ class RowwiseProblem(Problem):
     def claim(self, statistics: int) -> Claim:
         """Return the claim of a kernel that computes ``statistics`` statistics of a row.
 
-        Compiled loops read a row once per statistic, once for its extremes, and once to quantize.
-        With static parameters one read is assumed: the loops, which vectorize as well, were
-        measured to be as fast or faster although they read a row again. They are slow only at
-        extremes.
+        Compiled loops read a row once per statistic, once for the extremes of dynamic parameters,
+        and once to quantize.
         """
-        count = 1 if self.output.choose is None else statistics + 2
+        extremes = 0 if self.output.choose is None else 1
+        count = statistics + extremes + 1
         return Claim(0, True, self.once(), loops=self.passes(count))
 
     def once(self) -> Workload:

@@ -166,7 +166,7 @@ QFUSE_INLINE Words pairs_at(const OperandRows& x, int64_t row, int64_t feature) 
     uint16_t space[kLanes];
     const uint16_t* from = element_at<uint16_t>(x, i, feature);
     if (!Whole) from = adjacent(from, x.feature_stride, count, space);
-    return __builtin_convertvector(load<Halves>(from, count), Words);
+    return widened(load<Halves>(from, count));
   };
   return half(row) | (half(row + 1) << 16);
 }

@@ -190,6 +190,44 @@ QFUSE_INLINE Ints widened(Numbers n) {
 #endif
 }
 
+// Unsigned halves.
+QFUSE_INLINE Words widened(Halves h) {
+#if defined(__AVX512F__)
+  return bits<Words>(_mm512_cvtepu16_epi32(bits<__m256i>(h)));
+#elif defined(__AVX2__)
+  return bits<Words>(_mm256_cvtepu16_epi32(bits<__m128i>(h)));
+#else
+  return __builtin_convertvector(h, Words);
+#endif
+}
+
+// The low bytes of the elements. Compilers would store one after the other.
+QFUSE_INLINE Bytes low_bytes(Ints x) {
+#if defined(__AVX512F__)
+  return bits<Bytes>(_mm512_cvtepi32_epi8(bits<__m512i>(x)));
+#elif defined(__AVX2__)
+  const __m256i first = _mm256_broadcastd_epi32(_mm_cvtsi32_si128(0x0c080400));
+  const __m256i bytes = _mm256_shuffle_epi8(bits<__m256i>(x), first);
+  const __m128i low = _mm256_castsi256_si128(bytes);
+  return bits<Bytes>(_mm_cvtsi128_si64(_mm_unpacklo_epi32(low, _mm256_extracti128_si256(bytes, 1))));
+#else
+  return __builtin_convertvector(x, Bytes);
+#endif
+}
+
+// The high halves of the elements.
+QFUSE_INLINE Halves high_halves(Words w) {
+#if defined(__AVX512F__)
+  return bits<Halves>(_mm512_cvtepi32_epi16(bits<__m512i>(w >> 16)));
+#elif defined(__AVX2__)
+  const __m256i high = bits<__m256i>(w >> 16);
+  const __m256i twice = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0b1000);
+  return bits<Halves>(_mm256_castsi256_si128(twice));
+#else
+  return __builtin_convertvector(w >> 16, Halves);
+#endif
+}
+
 // Unsigned bytes.
 QFUSE_INLINE Ints widened_unsigned(Bytes b) {
 #if defined(__AVX512F__)
@@ -202,7 +240,7 @@ QFUSE_INLINE Ints widened_unsigned(Bytes b) {
 }
 
 QFUSE_INLINE Floats from_bf16(Halves h) {
-  return bits<Floats>(__builtin_convertvector(h, Words) << 16);
+  return bits<Floats>(widened(h) << 16);
 }
 
 // Rounded to bfloat16, which is the high half of a float; the low half is undefined.
@@ -213,7 +251,7 @@ QFUSE_INLINE Words bf16_in_high_half(Floats x) {
 }
 
 QFUSE_INLINE Halves to_bf16(Floats x) {
-  return __builtin_convertvector(bf16_in_high_half(x) >> 16, Halves);
+  return high_halves(bf16_in_high_half(x));
 }
 
 // The conversions of c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
@@ -221,7 +259,7 @@ QFUSE_INLINE Floats from_f16(Halves h) {
 #if defined(__AVX512F__)
   return _mm512_cvtph_ps(bits<__m256i>(h));
 #else
-  const Words w = __builtin_convertvector(h, Words) << 16;
+  const Words w = widened(h) << 16;
   const Words sign = w & 0x80000000u;
   const Words twice = w + w;
   const Floats normal = bits<Floats>((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
@@ -240,7 +278,7 @@ QFUSE_INLINE Halves to_f16(Floats x) {
   const Words sum = bits<Words>(bits<Floats>((bias >> 1) + 0x07800000u) + base);
   const Words finite = ((sum >> 13) & 0x7c00u) + (sum & 0x0fffu);
   const Words value = twice > 0xff000000u ? Words{} + 0x7e00u : finite;
-  return __builtin_convertvector(((w & 0x80000000u) >> 16) | value, Halves);
+  return high_halves((w & 0x80000000u) | (value << 16));
 }
 
 QFUSE_INLINE Floats rounded_to(qfuse::Real type, Floats x) {

@@ -66,7 +66,7 @@ inline void write_row(const qfuse::Epilogue& e, const Columns<Vectors>& c, int64
     case qfuse::Element::u8:
       // The low byte of an in-range value is correct for int8 and uint8.
       return write(static_cast<int8_t*>(e.out), [&](Floats y) {
-        return __builtin_convertvector(quantized<false>(e.quantizer, y), Bytes);
+        return low_bytes(quantized<false>(e.quantizer, y));
       });
   }
 }

@@ -178,7 +178,7 @@ void quantize_columns(const qfuse::Epilogue& e, const int32_t* sums, int64_t row
       // Without a bias this is x + 0, which quantizes to the same.
       const Floats y = step.apply(x + c.bias[v], v * kLanes, count) * q.factor;
       store(out + v * kLanes,
-            __builtin_convertvector(moved_nearest(clamp(y, q.least, q.most), zero), Bytes), count);
+            low_bytes(moved_nearest(clamp(y, q.least, q.most), zero)), count);
     });
   }
 }

@@ -74,7 +74,7 @@ QFUSE_INLINE Floats from_half(Words low) {
 #if defined(__AVX512F__)
   return bits<Floats>(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits<__m512i>(low))));
 #else
-  return from_f16(__builtin_convertvector(low & 0xffffu, Halves));
+  return from_f16(high_halves(low << 16));
 #endif
 }
 

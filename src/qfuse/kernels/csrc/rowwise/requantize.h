@@ -156,7 +156,7 @@ void requantize_affine(const qfuse::StoredRows& r, const Affine& by, int64_t cou
     const void* row = row_of<Type>(r.rows, i);
     c.each([&](int64_t v, int64_t lanes) QFUSE_LAMBDA {
       const Floats y = clamp(c.result(row, v, lanes) * q.factor, q.least, q.most);
-      store(out + v * kLanes, __builtin_convertvector(moved_nearest(y, zero), Bytes), lanes);
+      store(out + v * kLanes, low_bytes(moved_nearest(y, zero)), lanes);
     });
   }
 }
@@ -174,7 +174,7 @@ void requantize_steps(const qfuse::StoredRows& r, int64_t count, int64_t column,
     for (int64_t s = 0; s < e.steps; ++s) apply(e.step[s], e.extra, span, i, y);
     c.each([&](int64_t v, int64_t lanes) QFUSE_LAMBDA {
       const Ints codes = quantized<false>(e.quantizer, y[v]);
-      store(out + v * kLanes, __builtin_convertvector(codes, Bytes), lanes);
+      store(out + v * kLanes, low_bytes(codes), lanes);
     });
   }
 }

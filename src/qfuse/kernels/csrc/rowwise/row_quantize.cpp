@@ -4,6 +4,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <array>
 
 #include "linear/buffer.h"
 #include "rowwise/choose.h"
@@ -25,6 +26,17 @@ constexpr int64_t kLeastElements = 8192;
 // has a minimum number of rows.
 constexpr int64_t kScratchBytes = int64_t{1} << 19;
 constexpr int64_t kLeastRows = 32;
+// Rows that are computed before the first of them is quantized, while they fit into half of the L1
+// cache.
+constexpr int64_t kMostRowsAtOnce = 4;
+constexpr int64_t kLeastRowsAtOnce = 2;
+constexpr int64_t kRowBytes = int64_t{1} << 14;
+
+int64_t rows_at_once(int64_t ld) {
+  const int64_t fitting = kRowBytes / (ld * static_cast<int64_t>(sizeof(float)));
+  return std::clamp(fitting, kLeastRowsAtOnce, kMostRowsAtOnce);
+}
+
 // From this many rows per thread, it is faster if each thread reads all weights for its own strip
 // than if threads share a strip and synchronize.
 constexpr int64_t kLeastRowsApart = 64;
@@ -214,18 +226,20 @@ class Results {
   // Computes and quantizes `count` rows of a job that is bound to those from `first` on.
   void encode(const RowJob& job, int64_t first, int64_t count, const Path& path) const {
     const int64_t grain = kLeastElements / std::max<int64_t>(job.columns, 1) + 1;
+    const int64_t ld = (job.columns + 2 * kBlock - 1) / kBlock * kBlock;
+    const int64_t most = rows_at_once(ld);
     parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-      const Buffer values((job.columns + kBlock) * sizeof(float));
-      for (int64_t row = begin; row < end; ++row) {
-        const Extremes found = path.rows->compute(job, row, values.as<float>());
-        if (given_) {
-          path.rows->encode(job, row, values.as<float>(), found, *given_);
-          continue;
+      const Buffer values(most * ld * static_cast<int64_t>(sizeof(float)));
+      if (given_ && given_->plain && given_->type == Real::f32) {
+        return path.rows->write(job, begin, end - begin, values.as<float>(), ld, *given_);
+      }
+      std::array<Extremes, kMostRowsAtOnce> found;
+      for (int64_t row = begin; row < end; row += most) {
+        const int64_t some = std::min(most, end - row);
+        path.rows->compute(job, row, some, values.as<float>(), ld, found.data());
+        for (int64_t i = 0; i < some; ++i) {
+          encode_row(job, first, row + i, values.as<float>() + i * ld, found[i], path);
         }
-        const Chosen chosen = by_.choose(found);
-        scale_.put(first + row, chosen.scale);
-        zero_.put(first + row, chosen.zero_point);
-        path.rows->encode(job, row, values.as<float>(), found, by_.quantizer(chosen));
       }
     });
   }
@@ -239,6 +253,16 @@ class Results {
   }
 
  private:
+  // Quantizes a row that was computed.
+  void encode_row(const RowJob& job, int64_t first, int64_t row, const float* values,
+                  const Extremes& found, const Path& path) const {
+    if (given_) return path.rows->encode(job, row, values, found, *given_);
+    const Chosen chosen = by_.choose(found);
+    scale_.put(first + row, chosen.scale);
+    zero_.put(first + row, chosen.zero_point);
+    path.rows->encode(job, row, values, found, by_.quantizer(chosen));
+  }
+
   bool dynamic_;
   Real real_type_;
   RowQuantizer by_;

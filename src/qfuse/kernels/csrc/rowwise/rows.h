@@ -2,26 +2,54 @@
 // is normalized, reduced and quantized. See RowJob.
 #pragma once
 
-#include "rowwise/requantize.h"
+#include "rowwise/row_results.h"
 
 namespace {
 
-// Calls f(span) for the spans of a row, all but the last of 64 columns.
+// Vectors of a span: their intermediate values stay in registers on every instruction set.
+constexpr int kSpanVectors = kVectors < 4 ? kVectors : 4;
+constexpr int64_t kSpan = kSpanVectors * kLanes;
+
+// Calls f(span) for the spans of a row; only the last one may be shorter.
 template <class F>
-QFUSE_INLINE void each_span(int64_t columns, F f) {
+QFUSE_INLINE void each_span(int64_t columns, const F& f) {
   int64_t column = 0;
-  for (; column + qfuse::kBlock <= columns; column += qfuse::kBlock) {
-    f(Span<kVectors>{column, qfuse::kBlock});
-  }
+  for (; column + kSpan <= columns; column += kSpan) f(Span<kSpanVectors>{column, kSpan});
   if (column < columns) f(Span<0>{column, columns - column});
 }
 
-QFUSE_INLINE float sum_of(const Floats* parts) {
-  float sum = 0.0f;
-  for (int64_t v = 0; v < kVectors; ++v) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) sum += parts[v][lane];
-  }
-  return sum;
+// Sums over a row.
+template <int Count>
+struct RowSums {
+  float of[Count];
+};
+
+// Sums what f(span, parts) adds to `parts[c][v]` for the vectors v of a span, for `Count` sums c.
+// They are sums of every 64th column, which are then added by halves.
+template <int Count, class F>
+QFUSE_INLINE RowSums<Count> sums_of(int64_t columns, const F& f) {
+  Floats parts[Count][kVectors];
+  Unrolled<kVectors / kSpanVectors>::run([&]<int S>() QFUSE_LAMBDA {
+    Floats own[Count][kSpanVectors] = {};
+    int64_t column = S * kSpan;
+    for (; column + kSpan <= columns; column += qfuse::kBlock) {
+      f(Span<kSpanVectors>{column, kSpan}, own);
+    }
+    // A copy: an array whose index is not a constant is not kept in registers.
+    Floats last[Count][kSpanVectors];
+    Unrolled<Count * kSpanVectors>::run([&]<int I>() QFUSE_LAMBDA {
+      last[I / kSpanVectors][I % kSpanVectors] = own[I / kSpanVectors][I % kSpanVectors];
+    });
+    if (column < columns) f(Span<0>{column, columns - column}, last);
+    Unrolled<Count * kSpanVectors>::run([&]<int I>() QFUSE_LAMBDA {
+      parts[I / kSpanVectors][S * kSpanVectors + I % kSpanVectors] =
+          last[I / kSpanVectors][I % kSpanVectors];
+    });
+  });
+  RowSums<Count> sums;
+  Unrolled<Count>::run(
+      [&]<int C>() QFUSE_LAMBDA { sums.of[C] = reduced<kVectors>(parts[C], Sum()); });
+  return sums;
 }
 
 // A term of the sum of a row's elements, or of their squares.
@@ -96,9 +124,8 @@ __attribute__((noinline)) void add_residual(const qfuse::RowJob& job, int64_t ro
 template <qfuse::Element Type, bool Square>
 float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
   const Elements<Type> x(job.x, row);
-  Floats parts[kVectors] = {};
-  each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
-    Floats y[kVectors] = {};
+  const auto sums = sums_of<1>(job.columns, [&](auto span, auto& parts) QFUSE_LAMBDA {
+    Floats y[kSpanVectors] = {};
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
       y[v] = x.load_from(span.column + v * kLanes, count);
     });
@@ -110,43 +137,25 @@ float read_row(const qfuse::RowJob& job, int64_t row, float* values) {
       });
     }
     span.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
-      parts[v] = parts[v] + term<Square>(y[v]);
+      parts[0][v] = parts[0][v] + term<Square>(y[v]);
       store(values + span.column + v * kLanes, y[v], kLanes);
     });
   });
-  return sum_of(parts);
+  return sums.of[0];
 }
 
-// Subtracts `middle` from all values, pads with zeros, and returns the sum of the differences.
-// Small differences are exact, so the sum shows the rounding error of the middle.
-float centre(float* values, int64_t columns, float middle) {
-  Floats parts[kVectors] = {};
-  each_span(columns, [&](auto span) QFUSE_LAMBDA {
+// Subtracts `middle` from all values, and returns the sums of the differences and of their squares.
+// Small differences are exact, so the first sum shows the rounding error of the middle.
+RowSums<2> centre(float* values, int64_t columns, float middle) {
+  return sums_of<2>(columns, [&](auto span, auto& parts) QFUSE_LAMBDA {
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
       float* at = values + span.column + v * kLanes;
-      Floats y = load<Floats>(at, kLanes) - middle;
-      for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = 0.0f;
-      parts[v] = parts[v] + y;
+      const Floats y = first_of(load<Floats>(at, kLanes) - middle, count, 0.0f);
+      parts[0][v] = parts[0][v] + y;
+      parts[1][v] = parts[1][v] + y * y;
       store(at, y, kLanes);
     });
   });
-  return sum_of(parts);
-}
-
-// The sum of squares of (values - middle).
-float squares(const float* values, int64_t columns, float middle) {
-  Floats parts[kVectors] = {};
-  each_span(columns, [&](auto span) QFUSE_LAMBDA {
-    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      const Floats y = load<Floats>(values + span.column + v * kLanes, kLanes) - middle;
-      if (count == kLanes) {
-        parts[v] = parts[v] + y * y;
-      } else {
-        for (int64_t lane = 0; lane < count; ++lane) parts[v][lane] += y[lane] * y[lane];
-      }
-    });
-  });
-  return sum_of(parts);
 }
 
 // A row is normalized as (values - middle) * factor.
@@ -155,135 +164,117 @@ struct Normal {
   float factor;
 };
 
-// Reads a row and computes how it is normalized.
+// Reads a row, and returns the sum from which `normal_of` goes on.
 template <qfuse::Element Type>
-Normal read_normal(const qfuse::RowJob& job, int64_t row, float* values) {
-  const auto n = static_cast<float>(job.columns);
-  if (job.kind == qfuse::RowKind::rms_norm) {
-    const float variance = read_row<Type, true>(job, row, values) / n;
-    return {0.0f, 1.0f / __builtin_sqrtf(variance + job.eps)};
-  }
-  const float nearly = read_row<Type, false>(job, row, values) / n;
-  const float middle = centre(values, job.columns, nearly) / n;
-  const float variance = squares(values, job.columns, middle) / n;
-  return {middle, 1.0f / __builtin_sqrtf(variance + job.eps)};
+QFUSE_INLINE float read_sum(const qfuse::RowJob& job, int64_t row, float* values) {
+  if (job.kind == qfuse::RowKind::rms_norm) return read_row<Type, true>(job, row, values);
+  return read_row<Type, false>(job, row, values);
 }
 
-// Running minimum and maximum; non-finite values make `odd` NaN.
-struct Bounds {
-  Floats least = Floats{} + __builtin_inff();
-  Floats greatest = Floats{} - __builtin_inff();
-  Floats odd = {};
-
-  QFUSE_INLINE void take(Floats y, int64_t count) {
-    // Missing lanes repeat a valid one.
-    for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = y[0];
-    least = lesser(y, least);
-    greatest = ::greater(y, greatest);
-    odd = fused(y, Floats{}, odd);
+// How a row that was read with this sum is normalized. A layer norm changes the values.
+QFUSE_INLINE Normal normal_of(const qfuse::RowJob& job, float sum, float* values) {
+  const float part = 1.0f / static_cast<float>(job.columns);
+  if (job.kind == qfuse::RowKind::rms_norm) {
+    return {0.0f, 1.0f / __builtin_sqrtf(sum * part + job.eps)};
   }
-};
+  const RowSums<2> sums = centre(values, job.columns, sum * part);
+  const float middle = sums.of[0] * part;
+  // As small as a rounding error of the mean is, its square takes nothing from the other that counts.
+  const float variance = sums.of[1] * part - middle * middle;
+  return {middle, 1.0f / __builtin_sqrtf((variance < 0.0f ? 0.0f : variance) + job.eps)};
+}
 
 // Well below the magnitude from which floats lack halves, as `nearest` requires.
 constexpr float kLeastUnrounded = 0x1p20f;
 
 QFUSE_INLINE bool is_finite(float x) { return x - x == 0.0f; }
 
-// A row's minimum and maximum if it contains a NaN or an infinity.
-qfuse::Extremes exact_extremes(const float* values, int64_t columns) {
-  qfuse::Extremes found{__builtin_inff(), -__builtin_inff()};
-  for (int64_t k = 0; k < columns; ++k) {
-    if (values[k] != values[k]) return {values[k], values[k]};
-    found.least = values[k] < found.least ? values[k] : found.least;
-    found.greatest = values[k] > found.greatest ? values[k] : found.greatest;
-  }
-  return found;
-}
-
-qfuse::Extremes extremes(const Bounds* bounds, const float* values, int64_t columns) {
-  qfuse::Extremes found{__builtin_inff(), -__builtin_inff()};
-  for (int64_t v = 0; v < kVectors; ++v) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      if (bounds[v].odd[lane] != 0.0f) return exact_extremes(values, columns);
-      found.least = bounds[v].least[lane] < found.least ? bounds[v].least[lane] : found.least;
-      found.greatest =
-          bounds[v].greatest[lane] > found.greatest ? bounds[v].greatest[lane] : found.greatest;
-    }
-  }
-  return found;
-}
-
-// Applies the epilogue ops to a span, updates the extremes and stores it.
-template <int Vectors>
-QFUSE_INLINE void finish_span(const qfuse::RowJob& job, const Span<Vectors>& span, int64_t row,
-                              Floats* y, float* values, Bounds* bounds) {
-  for (int64_t s = 0; s < job.steps; ++s) apply(job.step[s], job.extra, span, row, y);
-  span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-    bounds[v].take(y[v], count);
-    store(values + span.column + v * kLanes, y[v], kLanes);
-  });
-  if (job.kept) {
-    span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      const int64_t at = row * job.columns + span.column + v * kLanes;
-      store_real(job.kept, job.kept_type, at, y[v], count);
-    });
-  }
-}
-
 // Inner: the type that the normalized row is rounded to before the weight.
-template <qfuse::Real Inner, qfuse::Real Real>
-void normalize_row(const qfuse::RowJob& job, int64_t row, const Normal& by, float* values,
-                   Bounds* bounds) {
+template <qfuse::Real Inner, qfuse::Real Real, class To>
+void normalize_row(const qfuse::RowJob& job, int64_t row, Normal by, const float* values,
+                   To to) {
+  const float* const weight = job.weight;
+  const float* const bias = job.bias;
+  const KeptRow kept(job, row);
+  auto columns = to.begin();
   each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
-    Floats y[kVectors] = {};
+    Floats y[kSpanVectors] = {};
     span.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
       const Floats x = load<Floats>(values + span.column + v * kLanes, kLanes);
       y[v] = rounded_to(Inner, (x - by.middle) * by.factor);
     });
-    if (job.weight) {
+    if (weight) {
       span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-        y[v] = y[v] * load<Floats>(job.weight + span.column + v * kLanes, count);
+        y[v] = y[v] * load<Floats>(weight + span.column + v * kLanes, count);
       });
     }
-    if (job.bias) {
+    if (bias) {
       span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-        y[v] = y[v] + load<Floats>(job.bias + span.column + v * kLanes, count);
+        y[v] = y[v] + load<Floats>(bias + span.column + v * kLanes, count);
       });
     }
     span.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = rounded_to(Real, y[v]); });
-    finish_span(job, span, row, y, values, bounds);
+    columns.take(span, y);
+    kept.take(Real, span, y);
   });
+  columns.end();
 }
 
 // A row without a norm: from memory through the epilogue ops in registers.
-template <qfuse::Element Type>
-void map_row(const qfuse::RowJob& job, int64_t row, float* values, Bounds* bounds) {
+template <qfuse::Element Type, class To>
+void map_row(const qfuse::RowJob& job, int64_t row, To to) {
   const Elements<Type> x(job.x, row);
+  const KeptRow kept(job, row);
+  auto columns = to.begin();
   each_span(job.columns, [&](auto span) QFUSE_LAMBDA {
-    Floats y[kVectors] = {};
+    Floats y[kSpanVectors] = {};
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
       y[v] = x.load_from(span.column + v * kLanes, count);
     });
-    finish_span(job, span, row, y, values, bounds);
+    for (int64_t s = 0; s < job.steps; ++s) apply(job.step[s], job.extra, span, row, y);
+    columns.take(span, y);
+    kept.take(job.kept_type, span, y);
+  });
+  columns.end();
+}
+
+// Computes rows from `first` on, each with the memory values_of(i), and gives them to to_of(i).
+template <class ValuesOf, class ToOf>
+QFUSE_INLINE void give_rows(const qfuse::RowJob& job, int64_t first, int64_t count,
+                            const ValuesOf& values_of, const ToOf& to_of) {
+  with_element(job.x.rows.type, [&]<qfuse::Element Type>() {
+    if (job.kind == qfuse::RowKind::plain) {
+      for (int64_t i = 0; i < count; ++i) map_row<Type>(job, first + i, to_of(i));
+      return;
+    }
+    float sum = read_sum<Type>(job, first, values_of(0));
+    for (int64_t i = 0; i < count; ++i) {
+      const Normal by = normal_of(job, sum, values_of(i));
+      // Sums are long chains of operations: the next row is read while those of this one end.
+      if (i + 1 < count) sum = read_sum<Type>(job, first + i + 1, values_of(i + 1));
+      with_type(job.inner, [&]<qfuse::Real Inner>() {
+        with_type(job.real, [&]<qfuse::Real Real>() {
+          normalize_row<Inner, Real>(job, first + i, by, values_of(i), to_of(i));
+        });
+      });
+    }
   });
 }
 
-qfuse::Extremes compute_row(const qfuse::RowJob& job, int64_t row, float* values) {
-  Bounds bounds[kVectors];
-  if (job.kind == qfuse::RowKind::plain) {
-    with_element(job.x.rows.type,
-                 [&]<qfuse::Element Type>() { map_row<Type>(job, row, values, bounds); });
-  } else {
-    const Normal by = with_element(job.x.rows.type, [&]<qfuse::Element Type>() {
-      return read_normal<Type>(job, row, values);
-    });
-    with_type(job.inner, [&]<qfuse::Real Inner>() {
-      with_type(job.real, [&]<qfuse::Real Real>() {
-        normalize_row<Inner, Real>(job, row, by, values, bounds);
-      });
-    });
-  }
-  return extremes(bounds, values, job.columns);
+void compute_rows(const qfuse::RowJob& job, int64_t first, int64_t count, float* values,
+                  int64_t ld, qfuse::Extremes* found) {
+  const auto values_of = [&](int64_t i) { return values + i * ld; };
+  const auto to_of = [&](int64_t i) { return WithExtremes{values_of(i), job.columns, found + i}; };
+  give_rows(job, first, count, values_of, to_of);
+}
+
+void write_rows(const qfuse::RowJob& job, int64_t first, int64_t count, float* values, int64_t ld,
+                const qfuse::Quantizer& q) {
+  const auto values_of = [&](int64_t i) { return values + i % 2 * ld; };
+  const auto to_of = [&](int64_t i) {
+    return WithParameters{q, job.codes + (first + i) * job.columns};
+  };
+  give_rows(job, first, count, values_of, to_of);
 }
 
 // Quantizes finite values in float32. Clamping before rounding is equivalent, since the bounds are
@@ -300,7 +291,7 @@ void encode_finite(const qfuse::RowJob& job, int64_t row, const float* values,
       const Floats x = load<Floats>(values + at, kLanes) * q.factor;
       const Ints codes = nearest(lesser(::greater(x, broadcast(low)), broadcast(high))) + zero;
       // The low byte of an in-range value is correct for int8 and uint8.
-      store(to + at, __builtin_convertvector(codes, Bytes), count);
+      store(to + at, low_bytes(codes), count);
     });
   });
 }
@@ -313,7 +304,7 @@ void encode_any(const qfuse::RowJob& job, int64_t row, const float* values,
     span.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
       const int64_t at = span.column + v * kLanes;
       const Ints codes = quantized<Rounding>(quantizer, load<Floats>(values + at, kLanes));
-      store(to + at, __builtin_convertvector(codes, Bytes), count);
+      store(to + at, low_bytes(codes), count);
     });
   });
 }
@@ -330,6 +321,6 @@ void encode_row(const qfuse::RowJob& job, int64_t row, const float* values,
 }
 
 constexpr qfuse::RowKernels row_kernels{
-    .compute = &compute_row, .encode = &encode_row, .requantize = &requantize};
+    .compute = &compute_rows, .encode = &encode_row, .write = &write_rows, .requantize = &requantize};
 
 }  // namespace

@@ -60,13 +60,16 @@ QFUSE_INLINE Ints moved_nearest(Floats x, Ints zero) {
 #endif
 }
 
+// Quantized values by a plain quantizer, in float32.
+QFUSE_INLINE Ints quantized_plain(const qfuse::Quantizer& q, Floats y) {
+  const Floats x = q.divide ? y / q.factor : y * q.factor;
+  return moved_nearest(clamp(x, q.least, q.most), broadcast(static_cast<int32_t>(q.zero)));
+}
+
 // Quantized values. Without `Rounding` the operations are in float32.
 template <bool Rounding>
 QFUSE_INLINE Ints quantized(const qfuse::Quantizer& q, Floats y) {
-  if (!Rounding && q.plain) {
-    const Floats x = q.divide ? y / q.factor : y * q.factor;
-    return moved_nearest(clamp(x, q.least, q.most), broadcast(static_cast<int32_t>(q.zero)));
-  }
+  if (!Rounding && q.plain) return quantized_plain(q, y);
   const auto rounded = [&](Floats x) QFUSE_LAMBDA { return Rounding ? rounded_to(q.type, x) : x; };
   const Floats given = rounded(y);
   const Floats x = rounded(q.divide ? given / q.factor : given * q.factor);
