@@ -48,6 +48,8 @@ from qfuse.kernels.library import (
     instruction_set,
     load,
     load_images,
+    release_result_memory,
+    result_memory,
 )
 from qfuse.kernels.matmul_ops import attention, matmul_a8a8, matmul_a8a8_quantized
 from qfuse.kernels.ops import linear_w8a8, linear_w8a8_quantized, linear_w8a8_rows
@@ -119,6 +121,8 @@ __all__ = [
     "pack_weight",
     "pack_weight4",
     "read_description",
+    "release_result_memory",
+    "result_memory",
     "transposed_sums",
     "unpack_convolution",
     "unpack_weight",

@@ -375,3 +375,13 @@ def _loaded(path: Path | None, *, compiled: bool, say: Say) -> KernelLibrary:
             return _unavailable(error)
     default = name or torch.ops.qfuse.loaded_kernels()[-1]
     return replace(found, compiled=compiled or more, default=default)
+
+
+def result_memory() -> int:
+    """Return the bytes that kernels keep for their next results (``docs/kernels.md``)."""
+    return int(torch.ops.qfuse.result_memory()) if _is_registered() else 0
+
+
+def release_result_memory() -> int:
+    """Free the memory that kernels keep for their next results; return how many bytes it was."""
+    return int(torch.ops.qfuse.release_result_memory()) if _is_registered() else 0

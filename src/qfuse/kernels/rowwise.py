@@ -17,7 +17,7 @@ With ``x`` of shape ``[..., K]``:
 4. The row is quantized as in :func:`qfuse.ir.quant.reference.quantize`, bit for bit. NaN becomes
    0.
 
-Sums consist of 64 float32 sums of every 64th element, added in order, so results do not depend on
+Sums consist of 64 float32 sums of every 64th element, added by halves, so results do not depend on
 the number of threads or on the instruction set. The ops do not mutate their arguments. Results are
 contiguous.
 

@@ -134,6 +134,7 @@ TAKEN = {
     "rms norm, sum kept": Case(residual=F32, keep="sum"),
     "rms norm, float kept": Case(keep="float"),
     "rms norm without weight": Case(vectors=(None,)),
+    "rms norm by given parameters": Case(**static()),
     "rms norm by division": Case(norm=replace(NORM, root=Root.DIVIDE)),
     "llama in bf16": Case(
         x=BF16,
@@ -229,7 +230,7 @@ REFUSED = {
         stored=replace(BYTES, arithmetic=Arithmetic(BF16))
     ),
     "compiled loops": Case(lead=(1, 1)),
-    "predicted": Case(**static()),
+    "predicted": Case("activation", **static()),
 }  # fmt: skip
 
 

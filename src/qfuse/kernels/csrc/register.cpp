@@ -7,6 +7,7 @@
 #include "adapters.h"
 #include "c_shim.h"
 #include "isa/select.h"
+#include "result_memory.h"
 
 namespace {
 
@@ -78,6 +79,8 @@ TORCH_LIBRARY_FRAGMENT(qfuse, m) {
   m.def("load_kernels(str library, str file) -> ()", &qfuse::load_path);
   m.def("chosen_kernels() -> str", &qfuse::chosen_path);
   m.def("choose_kernels(str name) -> ()", &qfuse::choose_path);
+  m.def("result_memory() -> int", &qfuse::result_memory);
+  m.def("release_result_memory() -> int", &qfuse::release_result_memory);
 }
 
 TORCH_LIBRARY_IMPL(qfuse, CPU, m) {

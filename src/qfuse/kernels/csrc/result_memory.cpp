@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -84,6 +85,29 @@ class KeptBlocks {
     for (const Block& other : surplus) std::free(other.data);
   }
 
+  size_t kept_bytes() {
+    const std::lock_guard<std::mutex> guard(lock_);
+    return kept_bytes_;
+  }
+
+  // Frees all kept blocks, and forgets how much was in use.
+  size_t release() {
+    std::vector<Block> surplus;
+    size_t bytes = 0;
+    {
+      const std::lock_guard<std::mutex> guard(lock_);
+      bytes = kept_bytes_;
+      surplus = beyond(0);
+      most_used_ = used_bytes_;
+    }
+    for (const Block& other : surplus) std::free(other.data);
+    return bytes;
+  }
+
+  // A child process has only the thread that forked: no other may hold the lock then.
+  void lock() { lock_.lock(); }
+  void unlock() { lock_.unlock(); }
+
  private:
   // The smallest block of at least so many bytes, but not of more than twice as many.
   std::vector<Block>::iterator best(size_t bytes) {
@@ -113,7 +137,12 @@ class KeptBlocks {
 
 // Never destroyed: results may be freed while the process ends.
 KeptBlocks& kept_blocks() {
-  static auto* const blocks = new KeptBlocks;
+  static auto* const blocks = [] {
+    const auto lock = [] { kept_blocks().lock(); };
+    const auto unlock = [] { kept_blocks().unlock(); };
+    pthread_atfork(lock, unlock, unlock);
+    return new KeptBlocks;
+  }();
   return *blocks;
 }
 
@@ -148,5 +177,9 @@ c10::Allocator* result_allocator() {
   static ResultAllocator allocator;
   return &allocator;
 }
+
+int64_t result_memory() { return static_cast<int64_t>(kept_blocks().kept_bytes()); }
+
+int64_t release_result_memory() { return static_cast<int64_t>(kept_blocks().release()); }
 
 }  // namespace qfuse

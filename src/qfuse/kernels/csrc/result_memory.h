@@ -10,4 +10,10 @@ namespace qfuse {
 // What it holds is at most twice what was in use at once. Thread-safe.
 c10::Allocator* result_allocator();
 
+// How many bytes it holds that no result uses.
+int64_t result_memory();
+
+// Returns them to the system; returns how many there were.
+int64_t release_result_memory();
+
 }  // namespace qfuse
