@@ -73,7 +73,7 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(2, 4, 20, 16), torch.rand(2, 1, 20, 20)
 
 
-def stored(fast: qfuse.CompiledModule) -> list[Node]:
+def stored(fast: qfuse.CompiledModel) -> list[Node]:
     """The values that the program stores."""
     graph = prepare(fast.plan.lowered).module.graph
     return [node for node in graph.nodes if node.target is aten.as_strided.default]
