@@ -185,6 +185,28 @@ def test_layer_norm_of_rows_far_from_zero(isa: str, far: float) -> None:
     assert mine <= theirs + 1e-5
 
 
+@pytest.mark.parametrize("columns", [96, 384, 768, 1000])
+@pytest.mark.parametrize("value", [0.0, 3.3, -1e4, 1e9, 1e33, 3e38])
+def test_a_constant_row_is_normalized_to_its_bias(isa: str, columns: int, value: float) -> None:
+    """However its mean is rounded, unless its sum overflows."""
+    del isa
+    bias = torch.randn(columns)
+    x = torch.full((3, columns), value if value < 1e38 else value / columns)
+    got = layer_norm_quantized(x, None, bias, 1e-5, dynamic(keep=True))[3]
+
+    torch.testing.assert_close(got, bias.expand(3, -1), rtol=0, atol=1e-6)
+
+
+def test_a_long_row_that_hardly_varies(isa: str) -> None:
+    del isa
+    steps = torch.randint(-4, 5, (2, 2**16)).double()
+    x = 1000.3 + steps * 2.0**-14
+    got = layer_norm_quantized(x.float(), None, None, 1e-12, dynamic(keep=True))[3]
+    exact = F.layer_norm(x.float().double(), (2**16,), eps=1e-12)
+
+    torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "kinds", [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
               (torch.bfloat16, torch.float32), (torch.float16, torch.bfloat16)],

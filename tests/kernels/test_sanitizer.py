@@ -39,6 +39,14 @@ extern "C" __attribute__((visibility("default"))) int sum(const int* values, int
   return total;
 }
 """
+# Where vectors that may not be whole are read and written, by file.
+WHERE_COUNTED = {
+    "columns.h": ["load<Floats>(e.w_scale + at, count)"],
+    "finish.h": [
+        "store(out + v * kLanes, convert(y), count)",
+        "store(out + first + v * kLanes, f(y[v]), count)",
+    ],
+}
 SUMMING = """
 import ctypes, sys, torch
 from pathlib import Path
@@ -83,19 +91,21 @@ def test_reading_past_an_operand_ends_the_process(tmp_path: Path) -> None:
 @pytest.mark.skipif(
     not os.environ.get("QFUSE_SANITIZE"), reason="builds all kernels anew: part of make asan"
 )
-def test_a_broken_kernel_is_caught(tmp_path: Path) -> None:
-    """The sources as they are run clean; with one vector read whole where it is not, they do not."""
+@pytest.mark.parametrize("name", ["columns.h", "finish.h"])
+def test_a_broken_kernel_is_caught(tmp_path: Path, name: str) -> None:
+    """The sources as they are run clean; with a vector read or written whole where it is not, not."""
     right = run(CALLING, str(SOURCES))
     sources = tmp_path / "csrc"
     shutil.copytree(SOURCES, sources)
-    text = (sources / "linear" / "columns.h").read_text()
-    good, bad = "load<Floats>(e.w_scale + at, count)", "load<Floats>(e.w_scale + at, kLanes)"
-    assert text.count(good) == 1
-    (sources / "linear" / "columns.h").write_text(text.replace(good, bad))
+    text = (sources / "linear" / name).read_text()
+    for good in WHERE_COUNTED[name]:
+        assert text.count(good) == 1
+        text = text.replace(good, good.replace("count", "kLanes"))
+    (sources / "linear" / name).write_text(text)
     broken = run(CALLING, str(sources), cache=tmp_path)
 
     assert (right.stdout, right.returncode) == ("120.0\n", 0), right.stderr
     assert broken.returncode != 0
-    # What a read of a whole vector is called depends on where in the memory it begins.
+    # What an access to a whole vector is called depends on where in the memory it begins.
     found = re.search(r"AddressSanitizer: (heap-buffer-overflow|unknown-crash)", broken.stderr)
     assert found is not None, broken.stderr

@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from qfuse.backends import _inductor_api
 from qfuse.backends.aliases import replaced_node, root_of, viewed_node
 from qfuse.backends.layout import Layout, dense_strides
-from qfuse.backends.shared_operands import stored_strides
 from qfuse.ir.errors import BackendError
 from qfuse.ir.graph.memory import address_of
 from qfuse.ir.graph.stage_graph import MUTABLE_META, InputSpec, LoweredGraph, Mutation, place_of
@@ -111,7 +110,6 @@ class _Preparation:
         self._root = torch.nn.Module()
         self._graph = Graph()
         self._copies: dict[Node, Node] = {}
-        self._values: dict[Node, Any] = {}
         self._mode = _inductor_api.new_trace_mode(shape_env_of(lowered.graph.nodes))
         self._layouts: list[Layout] = []
         self._inputs: list[Node] = []
@@ -133,7 +131,7 @@ class _Preparation:
         layouts = tuple(self._layouts)
         fed = [i.name for i in self._lowered.signature.inputs if i.placeholder is not None]
         names = (*fed, *self._state)
-        read = {c: c.meta.get("val", n.meta.get("val")) for n, c in self._copies.items()}
+        values = {c: c.meta.get("val", n.meta.get("val")) for n, c in self._copies.items()}
         return Program(
             module=module,
             constants=self._constants,
@@ -144,7 +142,7 @@ class _Preparation:
             returned=returned,
             names=names,
             sizes=self._sizes,
-            values=self._values | read,
+            values=values,
         )
 
     def _copy_inputs(self) -> None:
@@ -206,11 +204,7 @@ class _Preparation:
         copy = self._graph.node_copy(node, self._copies.__getitem__)
         # Fake values of other modes cannot be mixed with those of the inputs.
         copy.meta = {}
-        self._values[copy] = node.meta.get("val")
-        stored = stored_strides(node)
-        if stored is None:
-            return copy
-        return self._graph.call_function(aten.as_strided.default, (copy, *stored))
+        return copy
 
     def _constant(self, node: Node) -> str:
         """Return the name of a constant in the program; aliases share one name."""

@@ -22,7 +22,7 @@ from qfuse.kernels import (
 ROOT = Path(__file__).parents[3]
 KB = 1 << 10
 MB = 1 << 20
-# Each call of a child allocates a result while a thread of its parent does so without a pause.
+# Each call of a child allocates a result while threads of its parent do so without a pause.
 FORKING = """
 import os, threading, torch
 from qfuse import kernels
@@ -36,8 +36,9 @@ def result():
 def always():
     while True:
         result()
-threading.Thread(target=always, daemon=True).start()
-for _ in range(50):
+for _ in range(4):
+    threading.Thread(target=always, daemon=True).start()
+for _ in range(300):
     child = os.fork()
     if not child:
         result()
@@ -45,6 +46,31 @@ for _ in range(50):
     os.waitpid(child, 0)
 print("done", flush=True)
 os._exit(0)
+"""
+# Asks for more than the process may have.
+FAILING = """
+import resource, torch
+from pathlib import Path
+from qfuse import kernels
+kernels.load()
+packed, sums = kernels.pack_weight(torch.ones(256, 1, dtype=torch.int8))
+one, scales = torch.ones(1), torch.ones(256)
+def result(kilobytes):
+    x = torch.ones(1, 1, dtype=torch.int8).expand(kilobytes, 1)
+    return kernels.linear_w8a8(x, one, None, packed, sums, scales)
+held = [result(16 << 10) for _ in range(3)]
+del held
+print(kernels.result_memory())
+space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (space + (256 << 20), -1))
+try:
+    result(512 << 10)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+print(kernels.result_memory())
+for size in range(1024, 2304, 64):
+    result(size)
+print(kernels.result_memory())
 """
 
 pytestmark = pytest.mark.skipif(
@@ -65,6 +91,18 @@ def result(kilobytes: int, value: int = 1) -> torch.Tensor:
     y = linear_w8a8(x, torch.ones(1), None, packed, sums, torch.ones(256))
     assert y.nbytes == kilobytes * KB
     return y
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
 
 
 def test_a_freed_result_is_the_next_one() -> None:
@@ -121,6 +159,18 @@ def test_what_is_kept_is_bounded() -> None:
     assert result_memory() <= 2 * MB
 
 
+def test_a_result_that_does_not_fit_into_memory_changes_nothing() -> None:
+    done = run(FAILING)
+    kept, missed, left, after = done.stdout.splitlines()
+
+    assert 48 * MB <= int(kept) < 49 * MB
+    assert f"out of memory: {512 * MB} bytes" in missed
+    # Kept blocks were given up for it; a copy of its operand is kept.
+    assert int(left) <= 2 * MB
+    # Nor does it count as what was in use: 33 MB come after it, 2.3 MB at once.
+    assert 0 < int(after) < 5 * MB
+
+
 def test_results_of_threads_do_not_overlap() -> None:
     def many(value: int) -> None:
         held: list[torch.Tensor] = []
@@ -133,14 +183,8 @@ def test_results_of_threads_do_not_overlap() -> None:
 
 
 def test_a_child_process_allocates() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
+    done = run(FORKING)
+
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 

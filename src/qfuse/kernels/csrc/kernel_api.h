@@ -329,15 +329,15 @@ struct StoredRows {
 };
 
 struct RowKernels {
-  // Computes `count` rows into those of `values`, which have space for columns + 64, and finds their
-  // extremes.
+  // Computes `count` rows, and finds their extremes. Row i goes to values + i * ld, with space for
+  // columns + 64.
   void (*compute)(const RowJob& job, int64_t first, int64_t count, float* values, int64_t ld,
                   Extremes* found);
   // Quantizes a row that was computed.
   void (*encode)(const RowJob& job, int64_t row, const float* values, const Extremes& extremes,
                  const Quantizer& quantizer);
   // Computes and quantizes `count` rows, without their extremes, by a plain quantizer in float32.
-  // `values` has two rows.
+  // `values` has space for two rows as above.
   void (*write)(const RowJob& job, int64_t first, int64_t count, float* values, int64_t ld,
                 const Quantizer& quantizer);
   // Quantizes `count` rows after the epilogue ops.

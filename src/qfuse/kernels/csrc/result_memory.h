@@ -1,19 +1,20 @@
-// Memory of results, which is used again.
+// Memory of results and temporary tensors, which is used again. See Buffer for the scratch memory of a
+// thread.
 #pragma once
 
 #include <c10/core/Allocator.h>
 
 namespace qfuse {
 
-// An allocator that keeps large blocks which were freed, for results of about their size. The C
-// library returns such blocks to the system, so that every call of a model faults in its pages again.
-// What it holds is at most twice what was in use at once. Thread-safe.
+// An allocator that keeps large blocks which were freed, for tensors of about their size. The C library
+// returns such blocks to the system, so that every call of a model faults in its pages again. What it
+// holds is at most twice what was in use at once. Thread-safe.
 c10::Allocator* result_allocator();
 
-// How many bytes it holds that no result uses.
+// How many bytes it holds that no tensor uses.
 int64_t result_memory();
 
-// Returns them to the system; returns how many there were.
+// Frees them; returns how many there were.
 int64_t release_result_memory();
 
 }  // namespace qfuse

@@ -171,16 +171,26 @@ QFUSE_INLINE float read_sum(const qfuse::RowJob& job, int64_t row, float* values
   return read_row<Type, false>(job, row, values);
 }
 
+// The part of the mean square of differences from an inexact mean that its error may have.
+constexpr float kMostError = 0x1p-6f;
+
 // How a row that was read with this sum is normalized. A layer norm changes the values.
 QFUSE_INLINE Normal normal_of(const qfuse::RowJob& job, float sum, float* values) {
   const float part = 1.0f / static_cast<float>(job.columns);
   if (job.kind == qfuse::RowKind::rms_norm) {
     return {0.0f, 1.0f / __builtin_sqrtf(sum * part + job.eps)};
   }
-  const RowSums<2> sums = centre(values, job.columns, sum * part);
-  const float middle = sums.of[0] * part;
-  // As small as a rounding error of the mean is, its square takes nothing from the other that counts.
-  const float variance = sums.of[1] * part - middle * middle;
+  RowSums<2> sums = centre(values, job.columns, sum * part);
+  float middle = sums.of[0] * part;
+  float square = sums.of[1] * part;
+  // Where the differences are mainly the rounding error of the mean, or their squares overflow, a
+  // second mean is nearer.
+  if (!(middle * middle < square * kMostError)) {
+    sums = centre(values, job.columns, sums.of[0] / static_cast<float>(job.columns));
+    middle = sums.of[0] * part;
+    square = sums.of[1] * part;
+  }
+  const float variance = square - middle * middle;
   return {middle, 1.0f / __builtin_sqrtf((variance < 0.0f ? 0.0f : variance) + job.eps)};
 }
 
