@@ -22,7 +22,7 @@ from qfuse.kernels import (
 ROOT = Path(__file__).parents[3]
 KB = 1 << 10
 MB = 1 << 20
-# Each call of a child allocates a result while threads of its parent do so without a pause.
+# Forks while four threads allocate results; each child allocates one too.
 FORKING = """
 import os, threading, torch
 from qfuse import kernels
@@ -144,7 +144,7 @@ def test_small_results_are_left_to_the_c_library() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    """By twice of what was used at once, whatever sizes come after each other."""
+    """By twice the largest amount in use at one time, whatever sizes come after each other."""
     for size in range(100, 4000, 37):
         y = result(size)
         del y

@@ -8,7 +8,7 @@ namespace qfuse {
 
 // An allocator that keeps large blocks which were freed, for tensors of about their size. The C library
 // returns such blocks to the system, so that every call of a model faults in its pages again. What it
-// holds is at most twice what was in use at once. Thread-safe.
+// holds is at most twice the largest amount that was in use at one time. Thread-safe.
 c10::Allocator* result_allocator();
 
 // How many bytes it holds that no tensor uses.

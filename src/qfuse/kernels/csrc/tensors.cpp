@@ -12,20 +12,23 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::CPU);
 
+at::ScalarType type_on_cpu(const at::TensorOptions& options) {
+  TORCH_CHECK(options.device().is_cpu(), "results are on the CPU, not on ", options.device());
+  return c10::typeMetaToScalarType(options.dtype());
+}
+
 }  // namespace
 
 at::Tensor empty_tensor(at::IntArrayRef sizes, const at::TensorOptions& options,
                         at::MemoryFormat format) {
-  TORCH_CHECK(options.device().is_cpu(), "results are on the CPU, not on ", options.device());
-  return at::detail::empty_generic(sizes, result_allocator(), kKeys,
-                                   c10::typeMetaToScalarType(options.dtype()), format);
+  return at::detail::empty_generic(sizes, result_allocator(), kKeys, type_on_cpu(options),
+                                   format);
 }
 
 at::Tensor empty_strided_tensor(at::IntArrayRef sizes, at::IntArrayRef strides,
                                 const at::TensorOptions& options) {
-  TORCH_CHECK(options.device().is_cpu(), "results are on the CPU, not on ", options.device());
   return at::detail::empty_strided_generic(sizes, strides, result_allocator(), kKeys,
-                                           c10::typeMetaToScalarType(options.dtype()));
+                                           type_on_cpu(options));
 }
 
 at::Tensor filled_tensor(at::IntArrayRef sizes, int64_t value, at::ScalarType type) {

@@ -81,10 +81,9 @@ struct Elements {
     } else {
       const Bytes bytes = load<Bytes>(static_cast<const int8_t*>(data) + at, count);
       const Ints codes = Type == qfuse::Element::s8 ? widened(bytes) : widened_unsigned(bytes);
-      Floats y = rounded_to(real, (__builtin_convertvector(codes, Floats) - zero) * scale);
+      const Floats y = rounded_to(real, (__builtin_convertvector(codes, Floats) - zero) * scale);
       // Missing elements are 0, as those of floats are: they take part in the sums of a norm.
-      for (int64_t lane = count; lane < kLanes; ++lane) y[lane] = 0.0f;
-      return y;
+      return first_of(y, count, 0.0f);
     }
   }
 };
