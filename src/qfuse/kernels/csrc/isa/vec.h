@@ -254,18 +254,27 @@ QFUSE_INLINE Halves to_bf16(Floats x) {
   return high_halves(bf16_in_high_half(x));
 }
 
-// The conversions of c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
-QFUSE_INLINE Floats from_f16(Halves h) {
+// A float16 in the low half of each element. This and `to_f16` are the conversions of
+// c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
+QFUSE_INLINE Floats from_half(Words low) {
 #if defined(__AVX512F__)
-  return _mm512_cvtph_ps(bits<__m256i>(h));
+  return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits<__m512i>(low)));
 #else
-  const Words w = widened(h) << 16;
+  const Words w = low << 16;
   const Words sign = w & 0x80000000u;
   const Words twice = w + w;
   const Floats normal = bits<Floats>((twice >> 4) + (0xe0u << 23)) * 0x1.0p-112f;
   const Floats small = bits<Floats>((twice >> 17) | (126u << 23)) - 0.5f;
   const Words value = twice < (1u << 27) ? bits<Words>(small) : bits<Words>(normal);
   return bits<Floats>(sign | value);
+#endif
+}
+
+QFUSE_INLINE Floats from_f16(Halves h) {
+#if defined(__AVX512F__)
+  return _mm512_cvtph_ps(bits<__m256i>(h));
+#else
+  return from_half(widened(h));
 #endif
 }
 

@@ -69,15 +69,6 @@ QFUSE_INLINE Floats from_e5m2(Words byte) {
   return bits<Floats>(value | ((byte & 0x80u) << 24));
 }
 
-// A float16 in the low half of a lane.
-QFUSE_INLINE Floats from_half(Words low) {
-#if defined(__AVX512F__)
-  return bits<Floats>(_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits<__m512i>(low))));
-#else
-  return from_f16(high_halves(low << 16));
-#endif
-}
-
 // Words of one vector of features.
 template <int Bits>
 class Codes {
