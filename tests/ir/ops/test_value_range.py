@@ -142,3 +142,26 @@ def test_a_negative_zero_is_not_zero(fill: float, expected: bool) -> None:
     assert is_zero(b.call(aten.full_like.default, x, fill)) is expected
     constant = b.const("c", torch.full((2,), fill, dtype=torch.float32))
     assert is_zero(constant) is expected
+
+
+@pytest.mark.parametrize(
+    ("args", "dtype", "expected"),
+    [
+        ((20,), torch.int64, (0, 19)), ((0,), torch.int32, (0, 0)), ((3, 9), torch.int64, (3, 8)),
+        ((-9, -4), torch.int64, (-9, -5)), ((20,), torch.float32, None),
+    ],
+)  # fmt: skip
+def test_positions_lie_between_their_ends(
+    args: tuple[int, ...], dtype: torch.dtype, expected: tuple[int, int] | None
+) -> None:
+    b = GraphBuilder()
+    op = aten.arange.default if len(args) == 1 else aten.arange.start
+    assert bounds_of(b.call(op, *args, dtype=dtype)) == expected
+
+
+def test_positions_of_a_dynamic_size_have_a_start() -> None:
+    b = GraphBuilder()
+    count = b.call(aten.sym_size.int, b.arg("x", torch.float32, "n"), 0)
+    bounds = bounds_of(b.call(aten.arange.default, count))
+    assert bounds is not None
+    assert bounds[0] == 0

@@ -36,6 +36,7 @@ _INT32 = torch.iinfo(torch.int32)
 _SHIFTS = (aten.add.Tensor, aten.sub.Tensor)
 # `rsub` is the second operand minus the first.
 _NEGATIONS = (aten.neg.default, aten.rsub.Scalar)
+_COUNTS = (aten.arange.default, aten.arange.start)
 _CLAMPS = (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 _ZEROS = (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default)
 _FULLS = (aten.full_like.default, aten.full.default, aten.new_full.default)
@@ -135,7 +136,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
         return _clamped(node, depth)
     if is_call(node, *_SHIFTS, *_NEGATIONS):
         return _shifted(node, depth)
-    return _range_of_quantized(node)
+    return _counted(node) if is_call(node, *_COUNTS) else _range_of_quantized(node)
 
 
 def _range_of_constant(value: torch.Tensor) -> _Range | None:
@@ -146,6 +147,17 @@ def _range_of_constant(value: torch.Tensor) -> _Range | None:
         return _Range(0, 0, whole=True)
     low, high = torch.aminmax(value)
     return _Range(int(low), int(high), whole=True)
+
+
+def _counted(node: Node) -> _Range | None:
+    """Return the range of ``arange`` over integers, whose end may be dynamic."""
+    a = arguments(node)
+    start, end = a.get("start", 0), a["end"]
+    dtype = dtype_of(node)
+    if not isinstance(start, int) or dtype.is_floating_point:
+        return None
+    last = end - 1 if isinstance(end, int) else exact_integers(dtype)[1]
+    return _Range(start, max(start, last), whole=True)
 
 
 def _clamped(node: Node, depth: int) -> _Range | None:

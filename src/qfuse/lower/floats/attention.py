@@ -27,6 +27,7 @@ from qfuse.ir.sizes import (
     same_size,
 )
 from qfuse.kernels.matmul_ops import mask_dtypes
+from qfuse.lower.floats.masks import without_allowing_parts
 from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
@@ -206,7 +207,7 @@ class _Call:
                 self.query,
                 self.key,
                 self.value,
-                self.mask,
+                None if self.mask is None else without_allowing_parts(self.mask),
                 self.causal,
                 self.scale,
                 self.order,
