@@ -169,6 +169,37 @@ def test_rows_in_several_strips(isa: str, dtype: torch.dtype) -> None:
     assert torch.equal(case.run_quantized(**output), quantize(case.expected(), output))
 
 
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("real", REAL)
+@pytest.mark.parametrize(
+    "text", ["", "act(gelu)", "act(gelu_tanh)", "act(silu)", "act(gelu)|act(relu)"]
+)
+@pytest.mark.parametrize("scale", [0.02, 1e-12])
+def test_activations_are_quantized_in_registers(
+    isa: str, dtype: torch.dtype, real: torch.dtype, text: str, scale: float
+) -> None:
+    """The bits are those of the activations in memory, also where sums are too large for it."""
+    del isa
+    for columns in (16, 30, 70):
+        case = linear((9, 36), columns, per_token=False, zero_point=True).with_options(
+            epilogue=text, product_dtype=real
+        )
+        info = torch.iinfo(dtype)
+        output = {
+            "out_scale": torch.tensor([scale]),
+            "out_zero_point": torch.tensor([5]),
+            "quant_min": info.min,
+            "quant_max": info.max - 1,
+            "reciprocal": True,
+            "zero_point_first": False,
+            "out_dtype": dtype,
+        }
+        steps = case.with_options(out_dtype=real).run()
+        assert steps.abs().max() > 1
+
+        assert torch.equal(case.run_quantized(**output), quantize(steps, output))
+
+
 def test_codes_are_rounded_half_to_even_and_kept_in_range(isa: str) -> None:
     del isa
     values = [-1e30, -200.0, -2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.5, 126.5, 200.0, 1e30]

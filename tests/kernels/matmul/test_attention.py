@@ -51,6 +51,23 @@ def any_size(draw: st.DrawFn) -> tuple[int, ...]:
     return (draw(st.integers(1, 3)), *heads, rows, keys, depth, width)
 
 
+@pytest.mark.parametrize("rows", [4, 50])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_padded_keys_do_not_change_a_bit(isa: str, rows: int, dtype: torch.dtype) -> None:
+    """Wherever a sequence ends: whole panels of keys may be allowed, or excluded."""
+    del isa
+    torch.manual_seed(1)
+    lengths = (1, 64, 100, 128, 230)
+    q, k, v = operands((len(lengths), 4, 2, rows, max(lengths), 24, 40), dtype)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None, None, None]
+
+    y = attention(q, k, v, mask, False, SCALE)
+
+    for i, length in enumerate(lengths):
+        alone = (q[i : i + 1], k[i : i + 1, :, :length], v[i : i + 1, :, :length])
+        assert torch.equal(y[i : i + 1], attention(*alone, None, False, SCALE))
+
+
 ORDERS = tuple(permutations(range(3)))
 
 

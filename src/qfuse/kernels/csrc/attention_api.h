@@ -33,8 +33,8 @@ struct ScoreRows {
   int64_t mask_ld;   // elements between its rows
   bool is_bool;      // minus infinity is added where the mask is false
   int64_t visible;   // row i has the first `visible + i` keys at most
-  float* greatest;   // per row: the greatest score of this and earlier chunks, with a mask
-                     // scaled and masked, without one before the scale
+  float* greatest;   // per row: the greatest score of this and earlier chunks, masked; scaled
+                     // only if a mask is added
   float* total;      // per row: the sum of the exponentials
   float* factor;     // per row: what sums of earlier chunks are multiplied by
 };

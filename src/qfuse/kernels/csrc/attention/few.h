@@ -139,7 +139,8 @@ inline void combine(const qfuse::PartialRows& p, int64_t row, Real type, void* o
   }
   const float base = greatest == -__builtin_inff() ? 0.0f : greatest;
   const auto factor = [&](int64_t c) QFUSE_LAMBDA {
-    return weight_of(broadcast((p.greatest[c * p.rows + row] - base) * p.scale))[0];
+    const float difference = p.greatest[c * p.rows + row] - base;
+    return power_of_two(broadcast(difference * (p.scale * kLog2OfE)))[0];
   };
   float total = 0.0f;
   for (int64_t c = 0; c < p.chunks; ++c) total += p.total[c * p.rows + row] * factor(c);

@@ -129,8 +129,7 @@ class FewQueries {
                       queries(),
                       ld_,
                       width_,
-                      1.0f};
-    if (!mask_.is_set()) parts.scale = scale_;
+                      mask_.adds() ? 1.0f : scale_};
     char* out = static_cast<char*>(out_.mutable_data_ptr());
     for (int64_t row = 0; row < rows_; ++row) {
       const int64_t at = b * out_.stride(0) + head * out_.stride(1) + row * out_.stride(2);

@@ -58,7 +58,8 @@ class Mask {
     if (given) mask_ = readable_mask(*given, sizes);
   }
 
-  bool is_set() const { return mask_.defined(); }
+  // Whether scores are scaled before the mask is added to them.
+  bool adds() const { return mask_.defined() && mask_.scalar_type() != at::kBool; }
 
   // Lets scores be masked, of which these are the first row and key.
   void set(ScoreRows& s, int64_t batch, int64_t head, int64_t row, int64_t key) const {
@@ -67,7 +68,7 @@ class Mask {
         batch * mask_.stride(0) + head * mask_.stride(1) + row * mask_.stride(2) + key;
     s.mask = static_cast<const char*>(mask_.const_data_ptr()) + at * mask_.element_size();
     s.mask_ld = mask_.stride(2);
-    s.is_bool = mask_.scalar_type() == at::kBool;
+    s.is_bool = !adds();
   }
 
  private:

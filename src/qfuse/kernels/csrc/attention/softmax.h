@@ -3,100 +3,169 @@
 
 #include "attention/pack.h"
 #include "isa/reduce.h"
-#include "rowwise/activations.h"
 
 namespace {
 
 constexpr int kScoreVectors = qfuse::kBlock / kLanes;
+constexpr float kLog2OfE = 1.44269504f;
 
-// e^x for x <= 0. Below -87 it is 0: the least result of `exponential` times a large value counts.
-QFUSE_INLINE Floats weight_of(Floats x) { return x < -87.0f ? Floats{} : exponential(x); }
+// 2^x for x <= 0, within 0.7 * 2^-23 of it, and 0 below -125, where a weight would be subnormal.
+// x = n + r with |r| <= 1/2; the polynomial for 2^r has the least relative error that one with
+// p(0) = 1 can have. Adding 1.5 * 2^23 rounds n to an integer in the low bits.
+QFUSE_INLINE Floats power_of_two(Floats x) {
+  const float push = 12582912.0f;
+  const Floats pushed = x + push;
+  const Floats n = pushed - push;
+  const Floats r = x - n;
+  Floats p = fused(r, 1.55946779e-4f, 1.34066434e-3f);
+  p = fused(p, r, 9.61769279e-3f);
+  p = fused(p, r, 5.55031039e-2f);
+  p = fused(p, r, 2.40226522e-1f);
+  p = fused(p, r, 6.93147242e-1f);
+  p = fused(p, r, 1.0f);
+#if defined(__AVX512F__)
+  const Floats weight = _mm512_scalef_ps(p, n);
+#else
+  const Floats weight = p * bits<Floats>((bits<Words>(pushed) << 23) + 0x3f800000u);
+#endif
+  return x < -125.0f ? Floats{} : weight;
+}
 
-template <bool Masked>
-QFUSE_INLINE Floats masked_score(const qfuse::ScoreRows& s, int64_t row, int64_t key, Floats x,
-                                 int64_t count) {
-  if (!Masked || count <= 0) return x;
-  x = x * s.scale;
-  const int64_t at = row * s.mask_ld + key;
-  if (!s.is_bool) return x + load<Floats>(static_cast<const float*>(s.mask) + at, count);
+// What a mask does to scores.
+enum class Masking { none, adds, allows };
+
+template <Masking Kind>
+QFUSE_INLINE Floats masked_score(const qfuse::ScoreRows& s, int64_t at, Floats x, int64_t count) {
+  if (Kind == Masking::none || count <= 0) return x;
+  if (Kind == Masking::adds) {
+    return x * s.scale + load<Floats>(static_cast<const float*>(s.mask) + at, count);
+  }
   const Ints kept = widened(load<Bytes>(static_cast<const int8_t*>(s.mask) + at, count));
   // A sum, so that scores that are not a number stay that, as in torch.
   return x + (kept != 0 ? Floats{} : broadcast(-__builtin_inff()));
 }
 
+// Whether the mask of a row allows all of the 64 keys from there on.
+template <Masking Kind>
+QFUSE_INLINE bool allows_panel(const qfuse::ScoreRows& s, int64_t at) {
+  if (Kind != Masking::allows) return false;
+  const auto* mask = static_cast<const int8_t*>(s.mask) + at;
+#if defined(__AVX512F__)
+  const __m512i all = _mm512_loadu_si512(mask);
+  return _mm512_test_epi8_mask(all, all) == ~__mmask64{};
+#elif defined(__AVX2__)
+  const auto half = [&](int64_t i) QFUSE_LAMBDA {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(mask + i));
+  };
+  // The lesser of unsigned bytes is 0 where one of them is.
+  const __m256i least = _mm256_min_epu8(half(0), half(32));
+  return _mm256_movemask_epi8(_mm256_cmpeq_epi8(least, _mm256_setzero_si256())) == 0;
+#else
+  for (int64_t i = 0; i < qfuse::kBlock; ++i) {
+    if (mask[i] == 0) return false;
+  }
+  return true;
+#endif
+}
+
 // Masks the scores of a panel, of which the first `keys` count, and takes the greatest ones.
-template <bool Masked, bool Whole>
+template <Masking Kind, bool Whole>
 QFUSE_INLINE void mask_and_take_greatest(const qfuse::ScoreRows& s, int64_t row, int64_t panel,
                                          int64_t keys, Floats* top) {
   float* at = s.scores + (panel * s.ld + row) * qfuse::kBlock;
+  const int64_t first = row * s.mask_ld + panel * qfuse::kBlock;
   Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
     const int64_t count = Whole ? kLanes : keys - V * kLanes;
-    const int64_t key = panel * qfuse::kBlock + V * kLanes;
-    Floats x = masked_score<Masked>(s, row, key, load<Floats>(at + V * kLanes, kLanes), count);
+    Floats x = load<Floats>(at + V * kLanes, kLanes);
+    x = masked_score<Kind>(s, first + V * kLanes, x, count);
     if (!Whole) x = first_of(x, count, -__builtin_inff());
-    if (Masked || !Whole) store(at + V * kLanes, x, kLanes);
+    if (Kind != Masking::none || !Whole) store(at + V * kLanes, x, kLanes);
     top[V] = greater(top[V], x);
   });
 }
 
+// The greatest score of a row of which the first `keys` count, masked.
+template <Masking Kind>
+QFUSE_INLINE float greatest_score(const qfuse::ScoreRows& s, int64_t row, int64_t keys) {
+  Floats top[kScoreVectors];
+  Unrolled<kScoreVectors>::run(
+      [&]<int V>() QFUSE_LAMBDA { top[V] = broadcast(-__builtin_inff()); });
+  int64_t panel = 0;
+  for (; (panel + 1) * qfuse::kBlock <= keys; ++panel) {
+    if (allows_panel<Kind>(s, row * s.mask_ld + panel * qfuse::kBlock)) {
+      mask_and_take_greatest<Masking::none, true>(s, row, panel, qfuse::kBlock, top);
+    } else {
+      mask_and_take_greatest<Kind, true>(s, row, panel, qfuse::kBlock, top);
+    }
+  }
+  const int64_t rest = keys - panel * qfuse::kBlock;
+  if (rest > 0) mask_and_take_greatest<Kind, false>(s, row, panel, rest, top);
+  return reduced<kScoreVectors>(top, Greater());
+}
+
+// How weights are written: `bf16` with instructions of every processor, `bf16_at_once` with one of
+// AVX512_BF16. It flushes subnormals, which no weight is.
+enum class Weights { f32, bf16, bf16_at_once };
+
 // Writes a vector of weights over the scores of a row of 64, as bfloat16 to the first half of their
 // memory: columns have to be written in order, each after its scores were read.
-template <bool ToBf16>
+template <Weights To>
 QFUSE_INLINE void store_weights(float* row, int64_t column, Floats p) {
-  if constexpr (ToBf16) {
-    store(reinterpret_cast<uint16_t*>(row) + column, to_bf16(p), kLanes);
-  } else {
+  if constexpr (To == Weights::f32) {
     store(row + column, p, kLanes);
+  } else {
+    const Halves halves = To == Weights::bf16 ? to_bf16(p) : to_bf16_flushed(p);
+    store(reinterpret_cast<uint16_t*>(row) + column, halves, kLanes);
   }
 }
 
-template <bool Masked, bool ToBf16>
+template <Masking Kind, Weights To>
 void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   int64_t keys = s.visible + row < s.keys ? s.visible + row : s.keys;
   if (keys < 0) keys = 0;
-  const float none = -__builtin_inff();
-  const int64_t whole = keys / qfuse::kBlock, rest = keys % qfuse::kBlock;
-  Floats parts[kScoreVectors];
-  Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = broadcast(none); });
-  for (int64_t panel = 0; panel < whole; ++panel) {
-    mask_and_take_greatest<Masked, true>(s, row, panel, qfuse::kBlock, parts);
-  }
-  if (rest > 0) mask_and_take_greatest<Masked, false>(s, row, whole, rest, parts);
-  const float greatest = Greater()(reduced<kScoreVectors>(parts, Greater()), s.greatest[row]);
+  const float greatest = Greater()(greatest_score<Kind>(s, row, keys), s.greatest[row]);
   // Without a key, differences from 0 are infinite, and from themselves not a number.
-  const float base = greatest == none ? 0.0f : greatest;
-  // Without a mask, differences are scaled: a positive scale does not change which is greatest.
-  const float scale = Masked ? 1.0f : s.scale;
-  Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA { parts[V] = Floats{}; });
+  const float base = greatest == -__builtin_inff() ? 0.0f : greatest;
+  // Scores that nothing was added to are scaled here: a positive scale does not change which is
+  // greatest.
+  const float scale = Kind == Masking::adds ? kLog2OfE : s.scale * kLog2OfE;
+  Floats parts[kScoreVectors] = {};
   float* at = s.scores + row * qfuse::kBlock;
   int64_t panel = 0;
   for (; panel * qfuse::kBlock < keys; ++panel, at += s.ld * qfuse::kBlock) {
     Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
-      const Floats p = weight_of((load<Floats>(at + V * kLanes, kLanes) - base) * scale);
+      const Floats p = power_of_two((load<Floats>(at + V * kLanes, kLanes) - base) * scale);
       parts[V] = parts[V] + p;
-      store_weights<ToBf16>(at, V * kLanes, p);
+      store_weights<To>(at, V * kLanes, p);
     });
   }
   for (; panel * qfuse::kBlock < s.keys; ++panel, at += s.ld * qfuse::kBlock) {
     Unrolled<kScoreVectors>::run(
-        [&]<int V>() QFUSE_LAMBDA { store_weights<ToBf16>(at, V * kLanes, Floats{}); });
+        [&]<int V>() QFUSE_LAMBDA { store_weights<To>(at, V * kLanes, Floats{}); });
   }
   const float sum = reduced<kScoreVectors>(parts, Sum());
-  const float factor = weight_of(broadcast((s.greatest[row] - base) * scale))[0];
+  const float factor = power_of_two(broadcast((s.greatest[row] - base) * scale))[0];
   s.total[row] = s.total[row] * factor + sum;
   s.greatest[row] = greatest;
   s.factor[row] = factor;
 }
 
-template <bool ToBf16>
+template <Weights To>
 void softmax_rows(const qfuse::ScoreRows& s) {
   for (int64_t row = 0; row < s.rows; ++row) {
-    s.mask ? softmax_row<true, ToBf16>(s, row) : softmax_row<false, ToBf16>(s, row);
+    if (!s.mask) {
+      softmax_row<Masking::none, To>(s, row);
+    } else if (s.is_bool) {
+      softmax_row<Masking::allows, To>(s, row);
+    } else {
+      softmax_row<Masking::adds, To>(s, row);
+    }
   }
 }
 
 inline void softmax(const qfuse::ScoreRows& s) {
-  s.product == Real::bf16 ? softmax_rows<true>(s) : softmax_rows<false>(s);
+  if (s.product != Real::bf16) return softmax_rows<Weights::f32>(s);
+  has_avx512_bf16() ? softmax_rows<Weights::bf16_at_once>(s) : softmax_rows<Weights::bf16>(s);
 }
 
 }  // namespace

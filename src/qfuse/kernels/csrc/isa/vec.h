@@ -254,6 +254,24 @@ QFUSE_INLINE Halves to_bf16(Floats x) {
   return high_halves(bf16_in_high_half(x));
 }
 
+#if defined(__AVX512F__)
+// Whether there is AVX512_BF16. No file is compiled for it: its instructions are inline assembly.
+inline bool has_avx512_bf16() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+
+// Rounded to bfloat16 by an instruction of AVX512_BF16, which flushes subnormals to zero.
+QFUSE_INLINE Halves to_bf16_flushed(Floats x) {
+  __m256i halves;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(x));
+  return bits<Halves>(halves);
+}
+#else
+inline bool has_avx512_bf16() { return false; }
+QFUSE_INLINE Halves to_bf16_flushed(Floats x) { return to_bf16(x); }
+#endif
+
 // A float16 in the low half of each element. This and `to_f16` are the conversions of
 // c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.
 QFUSE_INLINE Floats from_half(Words low) {

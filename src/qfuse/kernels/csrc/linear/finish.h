@@ -43,8 +43,8 @@ QFUSE_INLINE void real_row(const qfuse::Epilogue& e, const Columns<Vectors>& c, 
   c.each([&](int64_t v, int64_t) QFUSE_LAMBDA {
     if (e.w_scale) y[v] = y[v] * c.scale[v];
     if (e.bias) y[v] += c.bias[v];
-    y[v] = rounded_to(e.real, y[v]);
   });
+  round_all(e.real, c, y);
 }
 
 template <int Vectors>
@@ -170,7 +170,7 @@ void finish(const qfuse::Epilogue& e, const void* sums, int64_t row, int64_t row
     quantize_all<Step>(e, from, row, rows, column, columns);
     return true;
   });
-  if (quantized) return;
+  if (quantized || quantize_activation(e, from, row, rows, column, columns)) return;
   const bool plain = writes_products(e);
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
     if (plain && e.real_sums) {

@@ -6,8 +6,8 @@
 
 namespace {
 
-// What is applied to floats, a row after the other: `apply`, or where `stays_small` holds
-// `apply_to_small`, to `count` floats from column `at` on. `reach` is at least the magnitude of
+// What is applied to floats, a row after the other: `apply` to `count` floats from column `at` on, or
+// where `stays_small` holds, `apply_to_small` to all `count` floats of some vectors. `reach` is at least the magnitude of
 // all that is computed from floats of the magnitude `y`. `prefetch` asks for what is read of the
 // row that is so many rows further on.
 struct NoStep {
@@ -15,7 +15,8 @@ struct NoStep {
   QFUSE_INLINE void prefetch(int64_t) const {}
   QFUSE_INLINE void advance() {}
   QFUSE_INLINE Floats apply(Floats y, int64_t, int64_t) const { return y; }
-  QFUSE_INLINE Floats apply_to_small(Floats y, int64_t, int64_t) const { return y; }
+  template <int Vectors>
+  QFUSE_INLINE void apply_to_small(Floats*, int64_t) const {}
   QFUSE_INLINE Floats reach(Floats y) const { return y; }
 };
 
@@ -24,13 +25,64 @@ struct HardSwish : NoStep {
   QFUSE_INLINE Floats apply(Floats y, int64_t, int64_t) const { return hardswish(y); }
   // The quotient by a constant is a product that is corrected by its remainder (P. Markstein, IA-64
   // and Elementary Functions): the same, except below 2^-100, which quantizes to zero either way.
-  QFUSE_INLINE Floats apply_to_small(Floats y, int64_t, int64_t) const {
+  template <int Vectors>
+  QFUSE_INLINE void apply_to_small(Floats* y, int64_t) const {
     const Floats sixth = broadcast(1.0f / 6.0f);
-    const Floats product = y * clamp(y + 3.0f, 0.0f, 6.0f);
-    const Floats near = product * sixth;
-    return fused(fused(near, broadcast(-6.0f), product), sixth, near);
+    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+      const Floats product = y[V] * clamp(y[V] + 3.0f, 0.0f, 6.0f);
+      const Floats near = product * sixth;
+      y[V] = fused(fused(near, broadcast(-6.0f), product), sixth, near);
+    });
   }
   QFUSE_INLINE Floats reach(Floats y) const { return y * 6.0f; }
+};
+
+struct Identity {
+  template <int Vectors>
+  static QFUSE_INLINE void to(Floats*) {}
+};
+struct Gelu {
+  template <int Vectors>
+  static QFUSE_INLINE void to(Floats* y) {
+    gelu<Vectors>(y);
+  }
+};
+template <class Function>
+struct Each {
+  template <int Vectors>
+  static QFUSE_INLINE void to(Floats* y) {
+    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA { y[V] = Function()(y[V]); });
+  }
+};
+struct GeluTanh {
+  QFUSE_INLINE Floats operator()(Floats y) const { return gelu_tanh(y); }
+};
+struct Silu {
+  QFUSE_INLINE Floats operator()(Floats y) const { return silu(y); }
+};
+
+// A function whose results are not greater in magnitude than what it is given; both are rounded.
+template <class Function, qfuse::Real Type>
+struct Activation : NoStep {
+  using NoStep::NoStep;
+  template <int Vectors>
+  QFUSE_INLINE void apply_to_small(Floats* y, int64_t) const {
+    round<Vectors>(y);
+    Function::template to<Vectors>(y);
+    round<Vectors>(y);
+  }
+  QFUSE_INLINE Floats reach(Floats y) const { return y * 2.0f; }
+
+ private:
+  // Numbers only.
+  template <int Vectors>
+  QFUSE_INLINE static void round(Floats* y) {
+    if constexpr (Type == qfuse::Real::f32) return;
+    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+      const Words w = bits<Words>(y[V]);
+      y[V] = bits<Floats>((w + 0x7fffu + ((w >> 16) & 1u)) & 0xffff0000u);
+    });
+  }
 };
 
 // The rows of a quantized operand from a row and a column on.
@@ -49,8 +101,11 @@ struct Addend {
     const Ints codes = Type == qfuse::Element::s8 ? widened(bytes) : widened_unsigned(bytes);
     return y + (__builtin_convertvector(codes, Floats) - zero) * scale * alpha;
   }
-  QFUSE_INLINE Floats apply_to_small(Floats y, int64_t at, int64_t count) const {
-    return apply(y, at, count);
+  template <int Vectors>
+  QFUSE_INLINE void apply_to_small(Floats* y, int64_t count) const {
+    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+      y[V] = apply(y[V], V * kLanes, count - V * kLanes);
+    });
   }
   QFUSE_INLINE Floats reach(Floats y) const {
     return y + magnitude((magnitude(zero) + 256.0f) * scale * alpha);
@@ -63,15 +118,19 @@ struct Addend {
   Floats alpha;
 };
 
-// Calls f<Step>() with what happens to sums before they become quantized values, and returns its
-// result; false if it is none of the above.
+// Whether sums of integers with the same parameters for all rows become quantized values.
+QFUSE_INLINE bool quantizes_sums(const qfuse::Epilogue& e) {
+  const bool stored = e.out_type == qfuse::Element::s8 || e.out_type == qfuse::Element::u8;
+  const bool plain = stored && e.quantizer.plain && !e.quantizer.divide;
+  return plain && !e.real_sums && !e.zero_per_row && !e.w_zero;
+}
+
+// Calls f<Step>() with the cheap operation on sums before they become quantized values, and returns
+// its result; false if it is another one.
 template <class F>
 QFUSE_INLINE bool with_step(const qfuse::Epilogue& e, const F& f) {
   using qfuse::Element;
-  const bool stored = e.out_type == Element::s8 || e.out_type == Element::u8;
-  const bool plain = stored && e.quantizer.plain && !e.quantizer.divide;
-  const bool same = !e.real_sums && !e.zero_per_row && !e.w_zero && e.real == qfuse::Real::f32;
-  if (!plain || !same) return false;
+  if (!quantizes_sums(e) || e.real != qfuse::Real::f32) return false;
   if (e.steps == 0) return f.template operator()<NoStep>();
   const qfuse::Step& step = e.step[0];
   if (e.steps != 1 || step.type != qfuse::Real::f32) return false;
@@ -84,6 +143,23 @@ QFUSE_INLINE bool with_step(const qfuse::Epilogue& e, const F& f) {
 }
 
 #if defined(__AVX512BW__)
+// The same with an activation function, or with none in bfloat16.
+template <qfuse::Real Type, class F>
+QFUSE_INLINE bool with_activation(const qfuse::Epilogue& e, const F& f) {
+  if (e.steps == 0) return f.template operator()<Activation<Identity, Type>>();
+  if (e.steps != 1 || e.step[0].type != Type) return false;
+  switch (e.step[0].kind) {
+    case qfuse::StepKind::gelu:
+      return f.template operator()<Activation<Gelu, Type>>();
+    case qfuse::StepKind::gelu_tanh:
+      return f.template operator()<Activation<Each<GeluTanh>, Type>>();
+    case qfuse::StepKind::silu:
+      return f.template operator()<Activation<Each<Silu>, Type>>();
+    default:
+      return false;
+  }
+}
+
 // The constants of `columns` adjacent output features; those that fill the last vectors are 0.
 template <int Vectors>
 struct SmallColumns {
@@ -133,11 +209,14 @@ template <int Vectors, bool Packed, class Step>
 QFUSE_INLINE void quantize_row(const SmallColumns<Vectors>& c, const Step& step,
                                const ClampedStore<Vectors, Packed>& store, float scale,
                                float factor, const Words* totals, int8_t* out) {
-  Ints x[Vectors];
+  Floats y[Vectors];
   Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
-    const Floats y = __builtin_convertvector(bits<Ints>(totals[V]), Floats) * scale * c.scale[V];
-    x[V] = nearest(step.apply_to_small(y + c.bias[V], V * kLanes, c.count - V * kLanes) * factor);
+    const Floats sum = __builtin_convertvector(bits<Ints>(totals[V]), Floats);
+    y[V] = sum * scale * c.scale[V] + c.bias[V];
   });
+  step.template apply_to_small<Vectors>(y, c.count);
+  Ints x[Vectors];
+  Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA { x[V] = nearest(y[V] * factor); });
   store(out, x);
 }
 
@@ -195,6 +274,22 @@ void quantize_all(const qfuse::Epilogue& e, const int32_t* sums, int64_t row, in
   each_width(columns, [&]<int Vectors>(int64_t first, int64_t count) {
     quantize_columns<Vectors, Step>(e, sums + first, row, rows, column + first, count);
   });
+}
+
+// Whether an activation function was applied and its results quantized.
+QFUSE_INLINE bool quantize_activation(const qfuse::Epilogue& e, const int32_t* sums, int64_t row,
+                                      int64_t rows, int64_t column, int64_t columns) {
+#if defined(__AVX512BW__)
+  const auto quantize = [&]<class Step>() {
+    return with_vectors(columns, [&]<int Vectors>() QFUSE_LAMBDA {
+      return quantize_small<Vectors, Step>(e, sums, row, rows, column, columns);
+    });
+  };
+  if (!quantizes_sums(e)) return false;
+  if (e.real == qfuse::Real::f32) return with_activation<qfuse::Real::f32>(e, quantize);
+  if (e.real == qfuse::Real::bf16) return with_activation<qfuse::Real::bf16>(e, quantize);
+#endif
+  return false;
 }
 
 }  // namespace

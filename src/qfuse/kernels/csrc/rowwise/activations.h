@@ -62,27 +62,35 @@ QFUSE_INLINE Floats hyperbolic_tangent(Floats x) {
 
 // relu(x) - |x| * tail(|x|), where tail(u) = erfc(u / sqrt 2) / 2, avoids cancellation and
 // division. The polynomial interpolates the tail at the 16 Chebyshev nodes of [0, 5.2]; beyond, the
-// product is below 5e-7. Separate even and odd powers halve the dependency chain.
-QFUSE_INLINE Floats gelu(Floats x) {
+// product is below 5e-7. Separate even and odd powers halve the dependency chain. It still is
+// longer than a core looks ahead, so the steps of several vectors alternate.
+template <int Vectors>
+QFUSE_INLINE void gelu(Floats* x) {
   const float end = 5.2f;
-  const Floats u = magnitude(x);
-  const Floats t = at_most(u, end) * (2.0f / end) - 1.0f;
-  const Floats s = t * t;
-  Floats odd = fused(s, -0.00365992785f, 0.0156297513f);
-  Floats even = fused(s, 0.00562144329f, -0.0354597816f);
-  odd = fused(odd, s, -0.0123388047f);
-  even = fused(even, s, 0.0910099607f);
-  odd = fused(odd, s, -0.0657748272f);
-  even = fused(even, s, -0.0832254168f);
-  odd = fused(odd, s, 0.190218767f);
-  even = fused(even, s, -0.104844293f);
-  odd = fused(odd, s, -0.109580931f);
-  even = fused(even, s, 0.252871639f);
-  odd = fused(odd, s, -0.229178247f);
-  even = fused(even, s, 0.11936532f);
-  odd = fused(odd, s, -0.0353157719f);
-  even = fused(even, s, 0.00466120233f);
-  return at_least(x, 0.0f) - (u < end ? u * fused(odd, t, even) : Floats{});
+  Floats t[Vectors], square[Vectors], odd[Vectors], even[Vectors];
+  const auto each = [](const auto& f) QFUSE_LAMBDA { Unrolled<Vectors>::run(f); };
+  each([&]<int V>() QFUSE_LAMBDA {
+    t[V] = at_most(magnitude(x[V]), end) * (2.0f / end) - 1.0f;
+    square[V] = t[V] * t[V];
+    odd[V] = fused(square[V], -0.00365992785f, 0.0156297513f);
+    even[V] = fused(square[V], 0.00562144329f, -0.0354597816f);
+  });
+  const auto step = [&](float of_odd, float of_even) QFUSE_LAMBDA {
+    each([&]<int V>() QFUSE_LAMBDA {
+      odd[V] = fused(odd[V], square[V], of_odd);
+      even[V] = fused(even[V], square[V], of_even);
+    });
+  };
+  step(-0.0123388047f, 0.0910099607f);
+  step(-0.0657748272f, -0.0832254168f);
+  step(0.190218767f, -0.104844293f);
+  step(-0.109580931f, 0.252871639f);
+  step(-0.229178247f, 0.11936532f);
+  step(-0.0353157719f, 0.00466120233f);
+  each([&]<int V>() QFUSE_LAMBDA {
+    const Floats u = magnitude(x[V]);
+    x[V] = at_least(x[V], 0.0f) - (u < end ? u * fused(odd[V], t[V], even[V]) : Floats{});
+  });
 }
 
 // x / 2 * (1 + tanh u) is x / (1 + e^-2u), which does not cancel.

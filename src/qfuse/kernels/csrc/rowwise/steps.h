@@ -97,26 +97,51 @@ QFUSE_INLINE Floats load_operand(const qfuse::ElementRows& x, const qfuse::Step&
   return (__builtin_convertvector(codes, Floats) - s.b) * s.scale;
 }
 
+// Rounds the vectors `y` of a span.
+template <int Vectors>
+QFUSE_INLINE void round_all(qfuse::Real type, const Span<Vectors>& c, Floats* y) {
+  if (type == qfuse::Real::f32) return;
+  with_type(type, [&]<qfuse::Real Type>() QFUSE_LAMBDA {
+    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = rounded_to(Type, y[v]); });
+  });
+}
+
+// The vectors whose functions are computed at a time fit into the registers.
+constexpr int kTogether = kLanes == 16 ? 4 : 2;
+
+template <int Vectors>
+QFUSE_INLINE void gelu_all(const Span<Vectors>& c, Floats* y) {
+  if constexpr (Vectors >= kTogether && kUnrolls) {
+    Unrolled<Vectors / kTogether>::run(
+        [&]<int I>() QFUSE_LAMBDA { gelu<kTogether>(y + I * kTogether); });
+  } else {
+    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { gelu<1>(y + v); });
+  }
+}
+
 // Applies one epilogue op to the vectors `y` of a span.
 template <int Vectors>
 inline void apply(const qfuse::Step& s, const qfuse::ElementRows* extras, const Span<Vectors>& c,
                   int64_t row, Floats* y) {
   using Kind = qfuse::StepKind;
   const auto map = [&](auto f) QFUSE_LAMBDA {
-    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = rounded_to(s.type, f(y[v])); });
+    c.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = f(y[v]); });
+    round_all(s.type, c, y);
   };
   const auto zip = [&](auto f) QFUSE_LAMBDA {
     const qfuse::ElementRows& x = extras[s.extra];
     const int64_t first = row * x.ld + c.column;
     c.each([&](int64_t v, int64_t count) QFUSE_LAMBDA {
-      y[v] = rounded_to(s.type, f(y[v], load_operand(x, s, first + v * kLanes, count)));
+      y[v] = f(y[v], load_operand(x, s, first + v * kLanes, count));
     });
+    round_all(s.type, c, y);
   };
   switch (s.kind) {
     case Kind::relu:
       return map([](Floats y) { return at_least(y, 0.0f); });
     case Kind::gelu:
-      return map([](Floats y) { return gelu(y); });
+      gelu_all(c, y);
+      return round_all(s.type, c, y);
     case Kind::gelu_tanh:
       return map([](Floats y) { return gelu_tanh(y); });
     case Kind::silu:
