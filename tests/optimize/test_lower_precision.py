@@ -8,6 +8,7 @@ from tests.support.cases.epilogue import calls
 from qfuse.ir.events import MissCode, Missed
 from qfuse.ir.graph.stage_graph import NormalGraph
 from qfuse.ir.graph.text import to_text
+from qfuse.optimize.fuse.epilogue_cast import FuseCast
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.lower_precision import LowerPrecision
 from qfuse.rewrite.clone import clone
@@ -160,3 +161,61 @@ def test_quantized_linears_are_left_alone() -> None:
     apply_rules(program, [FuseLinear()])
 
     assert not LowerPrecision().run(program, RewriteContext("optimize")).modified
+
+
+def projected(*, shared: bool = False, copied: bool = False) -> NormalGraph:
+    """Attention of the parts of a quantized linear, one of which may be read otherwise."""
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, "m", 20, 16)
+    qkv = QuantizedLinear(b, 96, 16).linear(x)
+    split = b.call(aten.split_with_sizes.default, qkv, [32, 32, 32], 2)
+    parts = [b.item(split, i) for i in range(3)]
+    heads = []
+    for part in parts:
+        count = b.call(aten.sym_size.int, x, 0)
+        apart = b.call(aten.view.default, part, [count, 20, 4, 8])
+        heads.append(b.call(aten.permute.default, apart, [0, 2, 1, 3]))
+        if copied:
+            contiguous = torch.contiguous_format
+            heads[-1] = b.call(aten.clone.default, heads[-1], memory_format=contiguous)
+    y = b.call(aten.scaled_dot_product_attention.default, *heads)
+    others = [b.call(aten.relu.default, parts[2])] if shared else []
+    program = b.done(y, *others)
+    apply_rules(program, [FuseLinear()])
+    return program
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_product_that_is_read_in_bfloat16_writes_it(copied: bool) -> None:
+    program = projected(copied=copied)
+    source = clone(program)
+
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
+    assert apply_rules(program, [FuseCast()]).fired == {"fuse-cast": 1}
+
+    # The result of attention is cast back.
+    assert calls(program).count("aten._to_copy") == 1
+    assert calls(program).count("aten.split_with_sizes") == 1
+    (linear,) = [n for n in program.graph.nodes if n.target is torch.ops.qfuse.linear.default]
+    assert linear.meta["val"].dtype is torch.bfloat16
+    program.graph.lint()
+    inputs = random_inputs(program, m=3)
+    (new,), (old,) = run(program, inputs), run(source, inputs)
+    assert new.stride() == old.stride()
+    error = (new - old).square().mean().sqrt() / old.square().mean().sqrt()
+    assert 0 < error < 2**-6
+
+
+@pytest.mark.numeric
+def test_a_product_that_is_also_read_in_float32_keeps_it() -> None:
+    program = projected(shared=True)
+    source = clone(program)
+
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
+    assert not apply_rules(program, [FuseCast()]).modified
+
+    assert calls(program).count("aten._to_copy") == 4
+    inputs = random_inputs(program, m=3)
+    (_, new), (_, old) = run(program, inputs), run(source, inputs)
+    assert torch.equal(new, old)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,7 +11,8 @@ from torch.fx.node import map_arg
 
 from qfuse.ir.graph.schema import is_call, overload_of
 from qfuse.ir.graph.stage_graph import StageGraph, constant_of
-from qfuse.ir.ops.views import optional_node
+from qfuse.ir.ops.product import as_fused_product
+from qfuse.ir.ops.views import dtype_of, node_of, optional_node
 from qfuse.rewrite.context import PassResult, RewriteContext
 from qfuse.rewrite.graph_pass import Pass
 from qfuse.rewrite.prelude import (
@@ -23,6 +25,7 @@ from qfuse.rewrite.prelude import (
     arguments,
     aten,
 )
+from qfuse.rewrite.repeat_view import repeat_view, viewed
 from qfuse.rewrite.session import RewriteSession
 
 _ATTENTION = aten.scaled_dot_product_attention.default
@@ -45,7 +48,9 @@ class LowerPrecision(Pass):
 
     Softmax, norms and residual sums stay in float32, as under autocast, and so does an attention
     mask: its largest values are infinite in bfloat16, and a fully masked row would be NaN.
-    Quantized ops are not changed: their precision is that of their quantized values.
+    Quantized ops are not changed: their precision is that of their quantized values. A fused
+    product whose result is read by such products alone, through views and copies, is cast
+    itself, so that ``fuse-cast`` can let it write bfloat16.
 
     Refuses: a product in another dtype; constants that overflow in bfloat16; a summand that is
     computed at run time, which may be a mask.
@@ -120,9 +125,35 @@ class _Narrowing:
             narrowed = self._narrow(value)
             assert narrowed is not None, "refusal() has checked the constant"
             return rw.constant(narrowed, f"{operand.target}_bfloat16")
-        if operand not in self.casts:
-            self.casts[operand] = rw.call(aten._to_copy.default, operand, dtype=torch.bfloat16)
-        return self.casts[operand]
+        fused = _fused_source(operand)
+        if fused is not None and (fused in self.casts or self._reads_all(fused)):
+            return self._view(operand, fused, rw)
+        return self._made(operand, lambda: _to_bfloat16(operand, rw))
+
+    def _view(self, node: Node, fused: Node, rw: Rewriter) -> Node:
+        """Return a view of the fused product in bfloat16 instead of in float32."""
+        if node is fused:
+            return self._made(node, lambda: _to_bfloat16(node, rw))
+        source = _read(node)
+        assert source is not None, "it is a view of the fused product"
+        narrow = self._view(source, fused, rw)
+        return self._made(node, lambda: repeat_view(node, narrow, rw))
+
+    def _made(self, node: Node, make: Callable[[], Node]) -> Node:
+        if node not in self.casts:
+            self.casts[node] = make()
+        return self.casts[node]
+
+    def _reads_all(self, value: Node) -> bool:
+        """Whether all users of ``value`` and of its views are products that can be lowered."""
+        return all(
+            self._reads_all(user)
+            if _read(user) is value
+            else _is_float32_product(user)
+            and value in _operands(user)
+            and self.refusal(user) is None
+            for user in value.users
+        )
 
     def _narrow(self, value: torch.Tensor) -> torch.Tensor | None:
         if id(value) not in self.constants:
@@ -131,6 +162,26 @@ class _Narrowing:
             overflows = not value.is_meta and bool((narrowed.isinf() & value.isfinite()).any())
             self.constants[id(value)] = None if overflows else narrowed
         return self.constants[id(value)]
+
+
+def _to_bfloat16(node: Node, rw: Rewriter) -> Node:
+    return rw.call(aten._to_copy.default, node, dtype=torch.bfloat16)
+
+
+def _read(node: Node) -> Node | None:
+    """Return what ``node`` is a view or a copy of."""
+    if is_call(node, aten.clone.default):
+        return node_of(arguments(node)["self"])
+    return viewed(node)
+
+
+def _fused_source(node: Node) -> Node | None:
+    """Return the fused product with a float32 result that ``node`` is a view of, or is."""
+    while (source := _read(node)) is not None:
+        node = source
+    fused = as_fused_product(node)
+    floats = fused is not None and fused.out_params is None
+    return node if floats and dtype_of(node) is torch.float32 else None
 
 
 def _is_float32_product(node: Node) -> bool:

@@ -233,6 +233,36 @@ def test_dynamic_rows_and_keys() -> None:
         check(program, low, n=2, rows=rows, keys=keys)
 
 
+@pytest.mark.parametrize("where", ["above", "behind", "behind a view", "none"])
+def test_copies_of_heads_are_not_made(where: str) -> None:
+    """As of heads that are made contiguous; a view to other sizes may need the copy."""
+    b = Attention()
+    x = b.arg("x", F32, "n", 20, 12, 8)
+    if where == "behind a view":
+        flat = b.call(aten.view.default, x, [-1, 20, 96])
+        copy = b.call(aten.clone.default, b.call(aten.transpose.int, flat, 1, 2))
+        apart = b.call(aten.view.default, copy, [-1, 12, 8, 20])
+        heads = b.call(aten.transpose.int, apart, 2, 3)
+    else:
+        heads = b.call(aten.transpose.int, x, 1, 2)
+        if where == "above":
+            heads = b.call(aten.clone.default, heads, memory_format=torch.contiguous_format)
+    split = b.call(aten.split.Tensor, heads, 4, 1)
+    parts = [b.item(split, i) for i in range(3)]
+    if where == "behind":
+        parts = [
+            b.call(aten.clone.default, part, memory_format=torch.contiguous_format)
+            for part in parts
+        ]
+    program = b.done(b.call(SDPA, *parts), stage=OptimizedGraph)
+    low = lowered(program)
+
+    assert len(calls(low)) == 1
+    kept = where == "behind a view"
+    assert sum(is_call(node, aten.clone.default) for node in low.graph.nodes) == kept
+    check(program, low, n=2)
+
+
 SCALE_NOTE = "its scale is not known to be positive and finite in float32"
 SIZES_NOTE = "its operands broadcast, or their sizes are not known to fit"
 REFUSED = {

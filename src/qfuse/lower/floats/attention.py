@@ -15,6 +15,7 @@ from qfuse.ir.dtypes import FLOATS
 from qfuse.ir.events import Fired, Noted, Place
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.graph.stage_graph import CLAIM_META, SITE_META, place_of, site_of
+from qfuse.ir.ops.view_ops import SIZED_VIEWS
 from qfuse.ir.ops.views import dtype_of, node_of, shape_of, tensor_of
 from qfuse.ir.quant.spec import dtype_name
 from qfuse.ir.refusal import Refusal
@@ -31,6 +32,7 @@ from qfuse.lower.floats.masks import without_allowing_parts
 from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
 from qfuse.rewrite.prelude import Exactness, Node, Rewriter
+from qfuse.rewrite.repeat_view import repeat_view, viewed
 from qfuse.targets.target import Target
 
 _NAME = "lower-attention"
@@ -204,9 +206,7 @@ class _Call:
         made = rw.call(
             torch.ops.qfuse.attention.default,
             *(
-                self.query,
-                self.key,
-                self.value,
+                *(_without_copy(x, rw) for x in (self.query, self.key, self.value)),
                 None if self.mask is None else without_allowing_parts(self.mask),
                 self.causal,
                 self.scale,
@@ -216,3 +216,18 @@ class _Call:
         made.meta[SITE_META] = site_of(self.node)
         rw.replace(self.node, made)
         return made
+
+
+def _without_copy(operand: Node, rw: Rewriter) -> Node:
+    """Return an operand without a copy of its heads: the kernel reads any strides."""
+    views, source = [], operand
+    while (below := viewed(source)) is not None:
+        views.append(source)
+        source = below
+    # Views to a size may need the strides of the copy.
+    if not is_call(source, aten.clone.default) or any(is_call(v, *SIZED_VIEWS) for v in views):
+        return operand
+    found = node_of(arguments(source)["self"])
+    for view in reversed(views):
+        found = repeat_view(view, found, rw)
+    return found

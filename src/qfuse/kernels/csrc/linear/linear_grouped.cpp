@@ -86,6 +86,7 @@ struct Problem {
     shape.back() = size.columns();
     epilogue.real_sums = true;
     epilogue.real = real_of(l.product_dtype, "product_dtype");
+    fold_cast(epilogue);
     epilogue.scale_per_row = l.x_scale.numel() != 1;
     epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
     if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");

@@ -332,6 +332,14 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
   return reader.type();
 }
 
+void fold_cast(Epilogue& e) {
+  const bool casts = e.steps > 0 && e.step[0].kind == StepKind::cast;
+  if (!casts || e.half > 0 || e.real != Real::f32) return;
+  e.real = e.step[0].type;
+  std::copy(e.step + 1, e.step + e.steps, e.step);
+  --e.steps;
+}
+
 void prefetch_result(const Epilogue& e, int64_t row, int64_t rows, int64_t column,
                      int64_t columns) {
   const int64_t size = bytes_of(e.out_type);

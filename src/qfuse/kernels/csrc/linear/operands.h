@@ -44,6 +44,9 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
                           std::vector<at::Tensor>& kept, bool takes_halves = false);
 
+// Makes a cast at the start of an epilogue the rounding of the product, if that is float32.
+void fold_cast(Epilogue& epilogue);
+
 // Fetches what an epilogue writes of some rows of a block, for the stores.
 void prefetch_result(const Epilogue& epilogue, int64_t row, int64_t rows, int64_t column,
                      int64_t columns);

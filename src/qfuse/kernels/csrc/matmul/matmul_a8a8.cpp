@@ -195,6 +195,7 @@ struct Problem {
     type = parse_steps(matmul.epilogue, matmul.extras, matmul.product_dtype, epilogue);
     for (const at::Tensor& extra : matmul.extras) extras.push_back(batched_extra(extra, shape, kept));
     epilogue.real = real_of(matmul.product_dtype, "product_dtype");
+    fold_cast(epilogue);
     epilogue.real_sums = size.deep;
     read_x(matmul.x);
     read_columns(matmul.other, size, right);
