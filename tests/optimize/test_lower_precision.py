@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from expecttest import assert_expected_inline
 from tests.support.cases.epilogue import calls
 
+from qfuse.ir.errors import RewriteError
 from qfuse.ir.events import MissCode, Missed
-from qfuse.ir.graph.stage_graph import NormalGraph
+from qfuse.ir.graph.schema import is_call
+from qfuse.ir.graph.stage_graph import NormalGraph, StageGraph
 from qfuse.ir.graph.text import to_text
-from qfuse.optimize.fuse.epilogue_cast import FuseCast
+from qfuse.ir.ops.views import tensor_of
 from qfuse.optimize.fuse.linear import FuseLinear
 from qfuse.optimize.lower_precision import LowerPrecision
+from qfuse.optimize.schedule import optimize
 from qfuse.rewrite.clone import clone
 from qfuse.rewrite.context import RewriteContext
 from qfuse.rewrite.driver import apply_rules
+from qfuse.rewrite.prelude import Node, OpOverload, Rewriter
 from qfuse.testing.build import GraphBuilder
 from qfuse.testing.quant import QuantizedLinear
 from qfuse.testing.run import random_inputs, run
@@ -163,8 +169,8 @@ def test_quantized_linears_are_left_alone() -> None:
     assert not LowerPrecision().run(program, RewriteContext("optimize")).modified
 
 
-def projected(*, shared: bool = False, copied: bool = False) -> NormalGraph:
-    """Attention of the parts of a quantized linear, one of which may be read otherwise."""
+def projected(*, copied: bool = False, read: str = "narrowed") -> NormalGraph:
+    """Attention of the parts of a quantized linear, which may be read otherwise too."""
     b = GraphBuilder()
     x = b.arg("x", torch.float32, "m", 20, 16)
     qkv = QuantizedLinear(b, 96, 16).linear(x)
@@ -172,50 +178,94 @@ def projected(*, shared: bool = False, copied: bool = False) -> NormalGraph:
     parts = [b.item(split, i) for i in range(3)]
     heads = []
     for part in parts:
-        count = b.call(aten.sym_size.int, x, 0)
+        count = b.call(aten.sym_size.int, part if read == "for its size" else x, 0)
         apart = b.call(aten.view.default, part, [count, 20, 4, 8])
         heads.append(b.call(aten.permute.default, apart, [0, 2, 1, 3]))
         if copied:
             contiguous = torch.contiguous_format
             heads[-1] = b.call(aten.clone.default, heads[-1], memory_format=contiguous)
-    y = b.call(aten.scaled_dot_product_attention.default, *heads)
-    others = [b.call(aten.relu.default, parts[2])] if shared else []
-    program = b.done(y, *others)
-    apply_rules(program, [FuseLinear()])
-    return program
+    outs = [b.call(aten.scaled_dot_product_attention.default, *heads)]
+    if read == "by another op":
+        outs.append(b.call(aten.relu.default, parts[2]))
+    elif read == "by the caller":
+        outs.append(heads[2])
+    elif read == "by a product that is refused":
+        sums = b.call(aten.view.default, parts[2], [-1, 32])
+        outs.append(b.call(aten.addmm.default, sums, sums, b.const("v", torch.randn(32, 32))))
+    elif read == "by two products":
+        outs.append(b.call(aten.scaled_dot_product_attention.default, *heads[::-1]))
+    return b.done(*outs)
+
+
+def count_of(program: StageGraph, op: OpOverload) -> int:
+    return sum(is_call(node, op) for node in program.graph.nodes)
+
+
+def linears(program: StageGraph) -> list[Node]:
+    return [n for n in program.graph.nodes if is_call(n, torch.ops.qfuse.linear.default)]
+
+
+def assert_narrowed(program: StageGraph, source: NormalGraph) -> None:
+    program.graph.lint()
+    inputs = random_inputs(program, m=3)
+    for new, old in zip(run(program, inputs), run(source, inputs), strict=True):
+        assert new.stride() == old.stride()
+        error = (new - old).square().mean().sqrt() / old.square().mean().sqrt()
+        assert error < 2**-6
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("copied", [True, False])
-def test_a_product_that_is_read_in_bfloat16_writes_it(copied: bool) -> None:
-    program = projected(copied=copied)
+@pytest.mark.parametrize("read", ["narrowed", "by two products"])
+def test_a_product_that_is_read_in_bfloat16_writes_it(copied: bool, read: str) -> None:
+    program = projected(copied=copied, read=read)
     source = clone(program)
 
-    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
-    assert apply_rules(program, [FuseCast()]).fired == {"fuse-cast": 1}
+    narrowed = optimize(program, float_dtype=torch.bfloat16)
 
-    # The result of attention is cast back.
-    assert calls(program).count("aten._to_copy") == 1
-    assert calls(program).count("aten.split_with_sizes") == 1
-    (linear,) = [n for n in program.graph.nodes if n.target is torch.ops.qfuse.linear.default]
-    assert linear.meta["val"].dtype is torch.bfloat16
-    program.graph.lint()
-    inputs = random_inputs(program, m=3)
-    (new,), (old,) = run(program, inputs), run(source, inputs)
-    assert new.stride() == old.stride()
-    error = (new - old).square().mean().sqrt() / old.square().mean().sqrt()
-    assert 0 < error < 2**-6
+    (linear,) = linears(narrowed)
+    assert tensor_of(linear).dtype is torch.bfloat16
+    # Only results of attention are cast, back to float32.
+    results = 2 if read == "by two products" else 1
+    assert count_of(narrowed, aten._to_copy.default) == results
+    assert count_of(narrowed, aten.split_with_sizes.default) == 1
+    assert_narrowed(narrowed, source)
+
+
+OTHERWISE = ["by another op", "by the caller", "by a product that is refused", "for its size"]
 
 
 @pytest.mark.numeric
-def test_a_product_that_is_also_read_in_float32_keeps_it() -> None:
-    program = projected(shared=True)
+@pytest.mark.parametrize("read", OTHERWISE)
+def test_a_product_that_is_also_read_in_float32_keeps_it(read: str) -> None:
+    program = projected(read=read)
     source = clone(program)
 
-    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
-    assert not apply_rules(program, [FuseCast()]).modified
+    narrowed = optimize(program, float_dtype=torch.bfloat16)
 
-    assert calls(program).count("aten._to_copy") == 4
-    inputs = random_inputs(program, m=3)
-    (_, new), (_, old) = run(program, inputs), run(source, inputs)
-    assert torch.equal(new, old)
+    (linear,) = linears(narrowed)
+    assert tensor_of(linear).dtype is torch.float32
+    assert_narrowed(narrowed, source)
+    inputs = random_inputs(narrowed, m=3)
+    for new, old in zip(run(narrowed, inputs)[1:], run(source, inputs)[1:], strict=True):
+        assert torch.equal(new, old)
+
+
+def test_casts_of_an_edit_that_failed_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = GraphBuilder()
+    x = b.arg("x", torch.float32, 8, 8)
+    program = b.done(b.call(aten.mm.default, x, x), b.call(aten.mm.default, x, x))
+    failed: list[OpOverload] = []
+    call = Rewriter.call
+
+    def fails_once(self: Rewriter, op: OpOverload, *args: Any, **kwargs: Any) -> Node:
+        if op is aten.mm.default and not failed:
+            failed.append(op)
+            self.undo()
+            raise RewriteError("rejected", where="here")
+        return call(self, op, *args, **kwargs)
+
+    monkeypatch.setattr(Rewriter, "call", fails_once)
+
+    assert LowerPrecision().run(program, RewriteContext("optimize")).fired == {"narrow-floats": 1}
+    program.graph.lint()

@@ -13,7 +13,7 @@ float32.
 ``mask``     ``None``, float32 or the same dtype, which is added, or bool, false where a key is left
              out; broadcasts to ``[batch, heads, rows, keys]``
 ``causal``   whether row ``i`` has the first ``i + 1`` keys only; then there is no mask
-``scale``    positive and finite, also in float32
+``scale``    positive and at most 2^127, also in float32
 ``order``    the axes of the result but the last one, from the outermost in memory: 0 is the batch,
              1 heads, 2 rows
 ===========  =====================================================================================
@@ -60,7 +60,6 @@ arguments, which may be the same tensor. The result is contiguous.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import c_float
 from typing import Any
@@ -71,6 +70,9 @@ from qfuse.ir.dtypes import BYTES, FLOATS
 from qfuse.ir.errors import InputError
 from qfuse.ir.sizes import Size, broadcast_shape
 from qfuse.kernels.op import KernelOp
+
+GREATEST_SCALE = 2.0**127
+"""Of attention's scores: times the logarithm of e to the base 2, it is finite in float32."""
 
 _MATRIX = 2
 _ATTENTION_AXES = 4
@@ -127,8 +129,8 @@ def _attention(a: Any) -> torch.Tensor:
         raise InputError(f"query, key and value do not fit: {query}, {key}, {value}")
     if isinstance(query[1], int) and isinstance(key[1], int) and query[1] % max(key[1], 1):
         raise InputError(f"{query[1]} heads of queries are not a multiple of {key[1]} of keys")
-    if not 0 < c_float(a.scale).value < math.inf:
-        raise InputError(f"the scale must be positive and finite in float32, not {a.scale}")
+    if not 0 < c_float(a.scale).value <= GREATEST_SCALE:
+        raise InputError(f"the scale must be positive and at most 2^127, not {a.scale}")
     if a.mask is not None:
         _check_mask(a.mask, (*query[:3], key[2]), dtype, causal=a.causal)
     if sorted(a.order) != [0, 1, 2]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -49,8 +49,8 @@ class LowerPrecision(Pass):
     Softmax, norms and residual sums stay in float32, as under autocast, and so does an attention
     mask: its largest values are infinite in bfloat16, and a fully masked row would be NaN.
     Quantized ops are not changed: their precision is that of their quantized values. A fused
-    product whose result is read by such products alone, through views and copies, is cast
-    itself, so that ``fuse-cast`` can let it write bfloat16.
+    product whose result is read by nothing but float products that are lowered, through views and
+    copies, is cast itself, so that ``fuse-cast`` can let it write bfloat16.
 
     Refuses: a product in another dtype; constants that overflow in bfloat16; a summand that is
     computed at run time, which may be a mask.
@@ -76,11 +76,17 @@ class LowerPrecision(Pass):
         return result
 
     def _lower(self, node: Node, narrow: _Narrowing, session: RewriteSession) -> bool:
+        known = dict(narrow.casts)
+
         def edit(rw: Rewriter) -> None:
             rw.replace(node, narrow.product(node, rw))
 
         # A numeric check cannot pass a rewrite that loses precision on purpose.
-        return self.rewrite_at(node, edit, session, proof=None)
+        done = self.rewrite_at(node, edit, session, proof=None)
+        if not done:
+            # Its casts were undone with it.
+            narrow.casts = known
+        return done
 
 
 @dataclass(slots=True)
@@ -91,10 +97,12 @@ class _Narrowing:
         constants: Constants in bfloat16, by the identity of the constant; ``None`` where bfloat16
             overflows.
         casts: Casts of values computed at run time; each precedes all its later users.
+        narrowed: Whether nothing but products that can be lowered reads a fused product.
     """
 
     constants: dict[int, torch.Tensor | None] = field(default_factory=dict)
     casts: dict[Node, Node] = field(default_factory=dict)
+    narrowed: dict[Node, bool] = field(default_factory=dict)
 
     def refusal(self, node: Node) -> Miss | None:
         """Return why a product must stay in float32."""
@@ -126,34 +134,33 @@ class _Narrowing:
             assert narrowed is not None, "refusal() has checked the constant"
             return rw.constant(narrowed, f"{operand.target}_bfloat16")
         fused = _fused_source(operand)
-        if fused is not None and (fused in self.casts or self._reads_all(fused)):
-            return self._view(operand, fused, rw)
-        return self._made(operand, lambda: _to_bfloat16(operand, rw))
+        if fused is not None and self._is_read_narrowed(fused):
+            return self._narrow_view(operand, fused, rw)
+        return self._once(operand, lambda: _to_bfloat16(operand, rw))
 
-    def _view(self, node: Node, fused: Node, rw: Rewriter) -> Node:
+    def _narrow_view(self, node: Node, fused: Node, rw: Rewriter) -> Node:
         """Return a view of the fused product in bfloat16 instead of in float32."""
         if node is fused:
-            return self._made(node, lambda: _to_bfloat16(node, rw))
-        source = _read(node)
+            return self._once(node, lambda: _to_bfloat16(node, rw))
+        source = _source_of(node)
         assert source is not None, "it is a view of the fused product"
-        narrow = self._view(source, fused, rw)
-        return self._made(node, lambda: repeat_view(node, narrow, rw))
+        narrow = self._narrow_view(source, fused, rw)
+        return self._once(node, lambda: repeat_view(node, narrow, rw))
 
-    def _made(self, node: Node, make: Callable[[], Node]) -> Node:
+    def _once(self, node: Node, make: Callable[[], Node]) -> Node:
         if node not in self.casts:
             self.casts[node] = make()
         return self.casts[node]
 
-    def _reads_all(self, value: Node) -> bool:
-        """Whether all users of ``value`` and of its views are products that can be lowered."""
-        return all(
-            self._reads_all(user)
-            if _read(user) is value
-            else _is_float32_product(user)
-            and value in _operands(user)
-            and self.refusal(user) is None
-            for user in value.users
-        )
+    def _is_read_narrowed(self, fused: Node) -> bool:
+        """Whether nothing but products that can be lowered reads a fused product."""
+        if fused not in self.narrowed:
+            self.narrowed[fused] = all(map(self._lowers, _readers_of(fused)))
+        return self.narrowed[fused]
+
+    def _lowers(self, reader: tuple[Node, Node]) -> bool:
+        value, user = reader
+        return _is_float32_product(user) and value in _operands(user) and self.refusal(user) is None
 
     def _narrow(self, value: torch.Tensor) -> torch.Tensor | None:
         if id(value) not in self.constants:
@@ -168,16 +175,28 @@ def _to_bfloat16(node: Node, rw: Rewriter) -> Node:
     return rw.call(aten._to_copy.default, node, dtype=torch.bfloat16)
 
 
-def _read(node: Node) -> Node | None:
+def _source_of(node: Node) -> Node | None:
     """Return what ``node`` is a view or a copy of."""
     if is_call(node, aten.clone.default):
         return node_of(arguments(node)["self"])
     return viewed(node)
 
 
+def _readers_of(fused: Node) -> Iterator[tuple[Node, Node]]:
+    """Yield the users of a value and of its views and copies, each with what it reads."""
+    left = [fused]
+    while left:
+        value = left.pop()
+        for user in value.users:
+            if _source_of(user) is value:
+                left.append(user)
+            else:
+                yield value, user
+
+
 def _fused_source(node: Node) -> Node | None:
     """Return the fused product with a float32 result that ``node`` is a view of, or is."""
-    while (source := _read(node)) is not None:
+    while (source := _source_of(node)) is not None:
         node = source
     fused = as_fused_product(node)
     floats = fused is not None and fused.out_params is None

@@ -328,6 +328,7 @@ def optimize(
     # After fusion, so that only products that no fused op covers are lowered.
     if float_dtype is torch.bfloat16:
         LowerPrecision().run(program, context)
+        # Fused products that are read in bfloat16 only were cast there.
         apply_rules(program, _instances([FuseCast]), context)
     names = {node.name for node in program.graph.nodes}
     for event in missed:

@@ -16,10 +16,7 @@ _VIEWS = (*RESHAPES, *TURNS, *SPLITS)
 
 
 def viewed(node: Node) -> Node | None:
-    """Return what ``node`` views: the operand of a reshape, transpose or split, or a split.
-
-    A part of a split is a view of the split, which has several results.
-    """
+    """Return the operand of a reshape, transpose or split; for a part of a split, the split."""
     if node.target is operator.getitem:
         source = node.args[0]
         return source if isinstance(source, Node) and is_call(source, *SPLITS) else None
@@ -27,7 +24,10 @@ def viewed(node: Node) -> Node | None:
 
 
 def repeat_view(view: Node, other: Node, rw: Rewriter) -> Node:
-    """Add the same view, or copy, of ``other``, which has the shape of its operand."""
+    """Add the same view of ``other``, which has the shape of its operand.
+
+    A copy is repeated too, although :func:`viewed` does not count it as a view.
+    """
     if view.target is operator.getitem:
         index = view.args[1]
         assert isinstance(index, int), "a part of a split is named by its place"

@@ -144,24 +144,32 @@ def test_a_negative_zero_is_not_zero(fill: float, expected: bool) -> None:
     assert is_zero(constant) is expected
 
 
+MANY = (1 << 22) + 1  # too many to be computed at compile time
+
+
 @pytest.mark.parametrize(
     ("args", "dtype", "expected"),
     [
-        ((20,), torch.int64, (0, 19)), ((0,), torch.int32, (0, 0)), ((3, 9), torch.int64, (3, 8)),
-        ((-9, -4), torch.int64, (-9, -5)), ((20,), torch.float32, None),
+        ((MANY,), torch.int64, (0, MANY - 1)), ((3, MANY), torch.int32, (3, MANY - 1)),
+        ((-9, MANY), torch.int64, (-9, MANY - 1)), ((MANY,), torch.float32, (0, MANY - 1)),
+        # They wrap.
+        ((MANY,), torch.int16, (-(1 << 15), (1 << 15) - 1)),
     ],
 )  # fmt: skip
 def test_positions_lie_between_their_ends(
-    args: tuple[int, ...], dtype: torch.dtype, expected: tuple[int, int] | None
+    args: tuple[int, ...], dtype: torch.dtype, expected: tuple[int, int]
 ) -> None:
     b = GraphBuilder()
     op = aten.arange.default if len(args) == 1 else aten.arange.start
     assert bounds_of(b.call(op, *args, dtype=dtype)) == expected
 
 
-def test_positions_of_a_dynamic_size_have_a_start() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "least"), [(torch.int64, 0), (torch.int32, 0), (torch.int8, -128)]
+)
+def test_positions_of_a_dynamic_size_have_a_start(dtype: torch.dtype, least: int) -> None:
     b = GraphBuilder()
     count = b.call(aten.sym_size.int, b.arg("x", torch.float32, "n"), 0)
-    bounds = bounds_of(b.call(aten.arange.default, count))
+    bounds = bounds_of(b.call(aten.arange.default, count, dtype=dtype))
     assert bounds is not None
-    assert bounds[0] == 0
+    assert bounds[0] == least

@@ -181,6 +181,7 @@ def bad(what: str) -> tuple[list[Any], str]:
         "one axis": ({3: mask[0]}, "two to four axes"),
         "small": ({5: 1e-50}, "the scale must be positive"),
         "large": ({5: 1e50}, "the scale must be positive"),
+        "too large to be multiplied": ({5: 3e38}, "the scale must be positive"),
         "no scale": ({5: 0.0}, "the scale must be positive"),
         "not a number": ({5: torch.nan}, "the scale must be positive"),
         "batch": ({0: q[:1]}, "do not fit"),

@@ -233,7 +233,7 @@ def test_dynamic_rows_and_keys() -> None:
         check(program, low, n=2, rows=rows, keys=keys)
 
 
-@pytest.mark.parametrize("where", ["above", "behind", "behind a view", "none"])
+@pytest.mark.parametrize("where", ["above", "above twice", "behind", "behind a view", "none"])
 def test_copies_of_heads_are_not_made(where: str) -> None:
     """As of heads that are made contiguous; a view to other sizes may need the copy."""
     b = Attention()
@@ -245,7 +245,7 @@ def test_copies_of_heads_are_not_made(where: str) -> None:
         heads = b.call(aten.transpose.int, apart, 2, 3)
     else:
         heads = b.call(aten.transpose.int, x, 1, 2)
-        if where == "above":
+        for _ in range({"above": 1, "above twice": 2}.get(where, 0)):
             heads = b.call(aten.clone.default, heads, memory_format=torch.contiguous_format)
     split = b.call(aten.split.Tensor, heads, 4, 1)
     parts = [b.item(split, i) for i in range(3)]
@@ -260,10 +260,11 @@ def test_copies_of_heads_are_not_made(where: str) -> None:
     assert len(calls(low)) == 1
     kept = where == "behind a view"
     assert sum(is_call(node, aten.clone.default) for node in low.graph.nodes) == kept
+    assert sum(is_call(node, aten.split.Tensor) for node in low.graph.nodes) == 1
     check(program, low, n=2)
 
 
-SCALE_NOTE = "its scale is not known to be positive and finite in float32"
+SCALE_NOTE = "its scale is not known to be positive and at most 2^127"
 SIZES_NOTE = "its operands broadcast, or their sizes are not known to fit"
 REFUSED = {
     "dropout": "it has dropout",
@@ -275,11 +276,12 @@ REFUSED = {
     "no scale": SCALE_NOTE,
     "negative": SCALE_NOTE,
     "small": SCALE_NOTE,
+    "large": SCALE_NOTE,
     "claimed": None,
 }
 
 
-SCALES = {"no scale": 0.0, "negative": -1.0, "small": 1e-50}
+SCALES = {"no scale": 0.0, "negative": -1.0, "small": 1e-50, "large": 3e38}
 
 
 def check_refused(b: Attention, y: Node, note: str | None) -> None:

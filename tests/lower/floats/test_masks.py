@@ -36,6 +36,19 @@ def compared(b: GraphBuilder, op: str, number: float, *args: int) -> Node:
     return b.call(getattr(aten, op).Scalar, positions(b, *args), number)
 
 
+def counted(b: GraphBuilder, *start: int, dtype: torch.dtype = I64) -> Node:
+    """As many positions as the first size of an input."""
+    count = b.call(aten.sym_size.int, b.arg("x", torch.float32, "rows"), 0)
+    op = aten.arange.start if start else aten.arange.default
+    return b.call(op, *start, count, dtype=dtype)
+
+
+def doubled(b: GraphBuilder, mask: Node, times: int) -> Node:
+    for _ in range(times):
+        mask = b.call(aten.__and__.Tensor, mask, mask)
+    return mask
+
+
 def ones(b: GraphBuilder) -> Node:
     return b.call(aten.ones.default, [1, 1, 20, 1], dtype=BOOL)
 
@@ -52,6 +65,23 @@ TRUE: dict[str, Build] = {
         aten.new_ones.default, positions(b, 20), [1, 1, 20, 1], dtype=BOOL
     ),
     "full": lambda b: b.call(aten.full.default, [1, 1, 20, 1], True, dtype=BOOL),
+    "dynamic positions": lambda b: b.call(
+        aten.ge.Scalar, b.call(aten.unsqueeze.default, counted(b), 1), 0
+    ),
+    "dynamic positions from 3 of 32 bits": lambda b: b.call(
+        aten.gt.Scalar, b.call(aten.unsqueeze.default, counted(b, 3, dtype=torch.int32), 1), 2
+    ),
+    "filled like another": lambda b: b.call(
+        aten.full_like.default, b.arg("like", BOOL, 20, 1), True
+    ),
+    "sliced": lambda b: b.call(
+        aten.slice.Tensor, b.call(aten.ge.Scalar, positions(b, 40), 0), 2, 0, 20
+    ),
+    "selected": lambda b: b.call(
+        aten.select.int, b.call(aten.expand.default, ones(b), [2, 3, 20, 1]), 1, 2
+    ),
+    "copied": lambda b: b.call(aten.clone.default, compared(b, "ge", 0, 20)),
+    "shared parts": lambda b: doubled(b, ones(b), 40),
     "a constant": lambda b: b.const("all", torch.ones(1, 1, 20, 1, dtype=torch.bool)),
     "a conjunction": lambda b: b.call(aten.__and__.Tensor, ones(b), compared(b, "ge", 0, 20)),
     "moved": lambda b: b.call(
@@ -60,6 +90,7 @@ TRUE: dict[str, Build] = {
         [1, 0, 2, 3],
     ),
 }
+NARROW = [torch.uint8, torch.int8, torch.int16]
 UNKNOWN: dict[str, Build] = {
     "arange > 0": lambda b: compared(b, "gt", 0, 20),
     "arange >= 1": lambda b: compared(b, "ge", 1, 20),
@@ -73,6 +104,14 @@ UNKNOWN: dict[str, Build] = {
     "half full": lambda b: b.call(aten.full.default, [1, 1, 20, 1], False, dtype=BOOL),
     "a constant": lambda b: b.const("some", torch.arange(20).view(1, 1, 20, 1) != 7),
     "an input": lambda b: b.arg("rows", BOOL, 1, 1, 20, 1),
+    # The number wraps: all bytes are less than 255.
+    "a number that does not fit": lambda b: b.call(
+        aten.gt.Scalar, b.arg("bytes", torch.uint8, 1, 1, 20, 1), -1
+    ),
+    "a large number": lambda b: b.call(
+        aten.le.Scalar, b.arg("bytes", torch.uint8, 1, 1, 20, 1), 300
+    ),
+    "shared parts": lambda b: doubled(b, b.arg("rows", BOOL, 1, 1, 20, 1), 40),
     "a conjunction": lambda b: b.call(aten.__and__.Tensor, ones(b), compared(b, "ge", 1, 20)),
 }
 ANDS = [
@@ -91,7 +130,7 @@ def test_what_allows_everything_is_dropped(name: str) -> None:
     assert all(without_allowing_parts(mask) is keys for mask in masks)
 
     program = b.done(*masks, stage=CapturedGraph)
-    given = random_inputs(program, n=2)
+    given = random_inputs(program, n=2, rows=20)
     for whole in run(program, given):
         assert torch.equal(whole, given[0].expand_as(whole))
 
@@ -103,6 +142,24 @@ def test_what_may_exclude_keys_is_kept(name: str) -> None:
     for op in ANDS:
         both = b.call(op, keys, rows)
         assert without_allowing_parts(both) is both
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_positions_of_few_bits_may_wrap(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    rows = b.call(aten.unsqueeze.default, counted(b, dtype=dtype), 1)
+    both = b.call(
+        aten.__and__.Tensor, b.arg("keys", BOOL, 1, KEYS), b.call(aten.ge.Scalar, rows, 1)
+    )
+    assert without_allowing_parts(both) is both
+
+
+@pytest.mark.parametrize("keys", [0, 1])
+def test_axes_of_no_or_one_element(keys: int) -> None:
+    b = GraphBuilder()
+    mask = b.arg("keys", BOOL, 1, 1, 1, keys)
+    both = b.call(aten.__and__.Tensor, b.call(aten.ones.default, [1, 1], dtype=BOOL), mask)
+    assert without_allowing_parts(both) is mask
 
 
 def test_numbers_that_are_multiplied_are_no_conjunction() -> None:

@@ -1,4 +1,4 @@
-"""Compile-time value ranges of zero points and quantized values."""
+"""Compile-time value ranges of zero points, quantized values and positions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INT32 = torch.iinfo(torch.int32)
 _SHIFTS = (aten.add.Tensor, aten.sub.Tensor)
 # `rsub` is the second operand minus the first.
 _NEGATIONS = (aten.neg.default, aten.rsub.Scalar)
-_COUNTS = (aten.arange.default, aten.arange.start)
+_ARANGES = (aten.arange.default, aten.arange.start)
 _CLAMPS = (aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default)
 _ZEROS = (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default)
 _FULLS = (aten.full_like.default, aten.full.default, aten.new_full.default)
@@ -65,7 +65,8 @@ def bounds_of(node: Node, *, look: bool = True) -> Bounds | None:
     Conversions from NaN are ignored: their result is an arbitrary integer.
 
     Args:
-        node: Quantized values or a zero point. Bounds are unknown if elements may be fractional.
+        node: Quantized values, a zero point or positions. Bounds are unknown if elements may be
+            fractional.
         look: Use the values of constants and the producing ops; otherwise only the dtype, which
             is cheap.
     """
@@ -136,7 +137,7 @@ def _found_range(node: Node, depth: int) -> _Range | None:
         return _clamped(node, depth)
     if is_call(node, *_SHIFTS, *_NEGATIONS):
         return _shifted(node, depth)
-    return _counted(node) if is_call(node, *_COUNTS) else _range_of_quantized(node)
+    return _range_of_arange(node) if is_call(node, *_ARANGES) else _range_of_quantized(node)
 
 
 def _range_of_constant(value: torch.Tensor) -> _Range | None:
@@ -149,15 +150,18 @@ def _range_of_constant(value: torch.Tensor) -> _Range | None:
     return _Range(int(low), int(high), whole=True)
 
 
-def _counted(node: Node) -> _Range | None:
-    """Return the range of ``arange`` over integers, whose end may be dynamic."""
+def _range_of_arange(node: Node) -> _Range | None:
+    """Return the range of integer positions, whose end may be dynamic."""
     a = arguments(node)
     start, end = a.get("start", 0), a["end"]
-    dtype = dtype_of(node)
-    if not isinstance(start, int) or dtype.is_floating_point:
+    if not isinstance(start, int) or isinstance(end, float):
         return None
-    last = end - 1 if isinstance(end, int) else exact_integers(dtype)[1]
-    return _Range(start, max(start, last), whole=True)
+    if isinstance(end, int):
+        return _Range(start, max(start, end - 1), whole=True)
+    # No size is large enough for positions to wrap in 32 bits; in 8 or 16 they may.
+    dtype = dtype_of(node)
+    wide = dtype in {torch.int32, torch.int64}
+    return _Range(start, exact_integers(dtype)[1], whole=True) if wide else None
 
 
 def _clamped(node: Node, depth: int) -> _Range | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from ctypes import c_float
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from qfuse.ir.sizes import (
     same_shape,
     same_size,
 )
-from qfuse.kernels.matmul_ops import mask_dtypes
+from qfuse.kernels.matmul_ops import GREATEST_SCALE, mask_dtypes
 from qfuse.lower.floats.masks import without_allowing_parts
 from qfuse.lower.operands.own_kernel import has_own_kernels
 from qfuse.lower.select.context import LoweringContext
@@ -139,8 +138,8 @@ class _Call:
         """Why torch computes this call; ``None`` if the kernel does."""
         if self.drops:
             return Refusal("it has dropout")
-        if not 0 < c_float(self.scale).value < math.inf:
-            return Refusal("its scale is not known to be positive and finite in float32")
+        if not 0 < c_float(self.scale).value <= GREATEST_SCALE:
+            return Refusal("its scale is not known to be positive and at most 2^127")
         return self._refused_operands(target) or self._refused_sizes() or self._refused_mask()
 
     def _refused_operands(self, target: Target) -> Refusal | None:
@@ -203,10 +202,11 @@ class _Call:
 
     def replace(self, rw: Rewriter) -> Node:
         """Call the kernel instead, and return the call."""
+        uncopied: dict[Node, Node] = {}
         made = rw.call(
             torch.ops.qfuse.attention.default,
             *(
-                *(_without_copy(x, rw) for x in (self.query, self.key, self.value)),
+                *(_without_copy(x, uncopied, rw) for x in (self.query, self.key, self.value)),
                 None if self.mask is None else without_allowing_parts(self.mask),
                 self.causal,
                 self.scale,
@@ -218,8 +218,14 @@ class _Call:
         return made
 
 
-def _without_copy(operand: Node, rw: Rewriter) -> Node:
-    """Return an operand without a copy of its heads: the kernel reads any strides."""
+def _without_copy(operand: Node, made: dict[Node, Node], rw: Rewriter) -> Node:
+    """Return an operand without copies of its heads: the kernel reads any strides.
+
+    Args:
+        operand: Queries, keys or values.
+        made: The same views of uncopied values, which are added to.
+        rw: The edit.
+    """
     views, source = [], operand
     while (below := viewed(source)) is not None:
         views.append(source)
@@ -227,7 +233,9 @@ def _without_copy(operand: Node, rw: Rewriter) -> Node:
     # Views to a size may need the strides of the copy.
     if not is_call(source, aten.clone.default) or any(is_call(v, *SIZED_VIEWS) for v in views):
         return operand
-    found = node_of(arguments(source)["self"])
+    found = _without_copy(node_of(arguments(source)["self"]), made, rw)
     for view in reversed(views):
-        found = repeat_view(view, found, rw)
+        if view not in made:
+            made[view] = repeat_view(view, found, rw)
+        found = made[view]
     return found

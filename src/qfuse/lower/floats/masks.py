@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from qfuse.ir.aten import aten
+from qfuse.ir.dtypes import exact_integers
 from qfuse.ir.graph.schema import arguments, is_call
 from qfuse.ir.ops.constants import constant_value
 from qfuse.ir.ops.value_range import bounds_of
@@ -20,7 +21,7 @@ _BOTH = (
     aten.logical_and.default,
     aten.mul.Tensor,
 )
-_FILLED = (
+_FILLS = (
     *(aten.ones.default, aten.new_ones.default, aten.ones_like.default),
     *(aten.full.default, aten.new_full.default, aten.full_like.default),
 )
@@ -40,8 +41,8 @@ _COMPARISONS = {
     aten.le.Scalar: (1, operator.le),
     aten.lt.Scalar: (1, operator.lt),
 }
-# Bounds the walk up from a mask.
-_DEPTH = 24
+# Bounds the search above a mask, in nodes.
+_SEARCHED = 64
 _LEAST_AXES = 2
 
 
@@ -49,23 +50,23 @@ def without_allowing_parts(mask: Node) -> Node:
     """Return a mask that broadcasts to the same values, with fewer elements if there is one.
 
     A mask is often expanded, or the conjunction of a mask of keys with a comparison that holds for
-    all positions, such as ``arange(rows) >= 0``. Each call of the kernel would have a mask of the
-    size of the scores of a head computed for it, and the kernel broadcasts in place.
+    all positions, such as ``arange(rows) >= 0``. Otherwise a mask of the size of a head's scores is
+    computed for every call, though the kernel broadcasts in place.
 
     Args:
         mask: A mask that broadcasts to the scores. Masks of less than two axes are not returned.
     """
-    while (less := _less(mask)) is not None:
-        mask = less
+    while (simpler := _simpler(mask)) is not None:
+        mask = simpler
     return mask
 
 
-def _less(mask: Node) -> Node | None:
+def _simpler(mask: Node) -> Node | None:
     if is_call(mask, aten.expand.default):
         source = node_of(arguments(mask)["self"])
         return source if len(shape_of(source)) >= _LEAST_AXES else None
     for kept, dropped in _parts_of(mask):
-        if len(shape_of(kept)) >= _LEAST_AXES and _is_true(dropped, _DEPTH):
+        if len(shape_of(kept)) >= _LEAST_AXES and _is_true(dropped):
             return kept
     return None
 
@@ -82,28 +83,47 @@ def _parts_of(mask: Node) -> tuple[tuple[Node, Node], ...]:
     return ((one, other), (other, one)) if bools else ()
 
 
-def _is_true(node: Node, depth: int) -> bool:
+def _is_true(mask: Node) -> bool:
     """Whether every element of a bool tensor is known to be true."""
-    if depth == 0 or dtype_of(node) is not torch.bool:
-        return False
+    left, seen = [mask], {mask}
+    while left:
+        node = left.pop()
+        if _is_filled_with_true(node) or _holds(node):
+            continue
+        above = [above for above in _operands_of(node) if dtype_of(above) is torch.bool]
+        if not above or len(seen) > _SEARCHED:
+            return False
+        left += [node for node in above if node not in seen]
+        seen.update(above)
+    return True
+
+
+def _operands_of(node: Node) -> tuple[Node, ...]:
+    """Return operands that make ``node`` true where all of them are; () of another op."""
+    if is_call(node, *_SAME_VALUES):
+        return (node_of(arguments(node)["self"]),)
+    return next(iter(_parts_of(node)), ())
+
+
+def _is_filled_with_true(node: Node) -> bool:
     value = constant_value(node)
     if value is not None:
         return bool(value.all())
-    if is_call(node, *_FILLED):
-        return arguments(node).get("fill_value", True) is True
-    if is_call(node, *_COMPARISONS):
-        return _holds(node)
-    if is_call(node, *_SAME_VALUES):
-        return _is_true(node_of(arguments(node)["self"]), depth - 1)
-    parts = _parts_of(node)
-    return bool(parts) and all(_is_true(part, depth - 1) for part in parts[0])
+    return is_call(node, *_FILLS) and arguments(node).get("fill_value", True) is True
 
 
 def _holds(comparison: Node) -> bool:
+    """Whether a comparison of integers with a number is known to hold for all of them."""
+    if not is_call(comparison, *_COMPARISONS):
+        return False
     a = arguments(comparison)
     values, number = node_of(a["self"]), a["other"]
     if dtype_of(values).is_floating_point or not isinstance(number, int):
         return False
+    # torch converts the number to the dtype of the values, where it may wrap.
+    least, most = exact_integers(dtype_of(values))
     bounds = bounds_of(values)
+    if bounds is None or not least <= number <= most:
+        return False
     end, compare = next(how for op, how in _COMPARISONS.items() if is_call(comparison, op))
-    return bounds is not None and compare(bounds[end], number)
+    return bool(compare(bounds[end], number))

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -271,8 +270,9 @@ void check(const Attention& a) {
               "the order of the result's axes must be a permutation of 0, 1 and 2, not ", a.order);
   // torch's kernel multiplies minus infinity by the scale where a key is not seen.
   const auto scale = static_cast<float>(a.scale);
-  TORCH_CHECK(scale > 0 && std::isfinite(scale),
-              "the scale must be positive and finite in float32, not ", a.scale);
+  // The softmax multiplies it by the logarithm of e to the base 2.
+  TORCH_CHECK(scale > 0 && scale <= 0x1p127f,
+              "the scale must be positive and at most 2^127, not ", a.scale);
   if (!a.mask) return;
   TORCH_CHECK(!a.causal, "a causal attention takes no mask");
   const at::ScalarType added = a.mask->scalar_type();

@@ -9,9 +9,9 @@ namespace {
 constexpr int kScoreVectors = qfuse::kBlock / kLanes;
 constexpr float kLog2OfE = 1.44269504f;
 
-// 2^x for x <= 0, within 0.7 * 2^-23 of it, and 0 below -125, where a weight would be subnormal.
-// x = n + r with |r| <= 1/2; the polynomial for 2^r has the least relative error that one with
-// p(0) = 1 can have. Adding 1.5 * 2^23 rounds n to an integer in the low bits.
+// 2^x for x <= 0, with a relative error of at most 0.71 * 2^-23, and 0 below -125, where a weight
+// would be subnormal. x = n + r with |r| <= 1/2; the polynomial for 2^r has the least relative error
+// that one with p(0) = 1 can have. Adding 1.5 * 2^23 rounds n to an integer in the low bits.
 QFUSE_INLINE Floats power_of_two(Floats x) {
   const float push = 12582912.0f;
   const Floats pushed = x + push;
@@ -29,6 +29,19 @@ QFUSE_INLINE Floats power_of_two(Floats x) {
   const Floats weight = p * bits<Floats>((bits<Words>(pushed) << 23) + 0x3f800000u);
 #endif
   return x < -125.0f ? Floats{} : weight;
+}
+
+// Rounded to bfloat16. Only processors with AVX512_BF16 multiply in it, see RealKernels::type_for.
+// The instruction flushes subnormals to zero, which no weight is. Inline assembly, because this file
+// is not compiled for it.
+QFUSE_INLINE Halves weights_in_bf16(Floats p) {
+#if defined(__AVX512F__)
+  __m256i halves;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(p));
+  return bits<Halves>(halves);
+#else
+  return to_bf16(p);
+#endif
 }
 
 // What a mask does to scores.
@@ -103,23 +116,18 @@ QFUSE_INLINE float greatest_score(const qfuse::ScoreRows& s, int64_t row, int64_
   return reduced<kScoreVectors>(top, Greater());
 }
 
-// How weights are written: `bf16` with instructions of every processor, `bf16_at_once` with one of
-// AVX512_BF16. It flushes subnormals, which no weight is.
-enum class Weights { f32, bf16, bf16_at_once };
-
 // Writes a vector of weights over the scores of a row of 64, as bfloat16 to the first half of their
 // memory: columns have to be written in order, each after its scores were read.
-template <Weights To>
+template <bool ToBf16>
 QFUSE_INLINE void store_weights(float* row, int64_t column, Floats p) {
-  if constexpr (To == Weights::f32) {
-    store(row + column, p, kLanes);
+  if constexpr (ToBf16) {
+    store(reinterpret_cast<uint16_t*>(row) + column, weights_in_bf16(p), kLanes);
   } else {
-    const Halves halves = To == Weights::bf16 ? to_bf16(p) : to_bf16_flushed(p);
-    store(reinterpret_cast<uint16_t*>(row) + column, halves, kLanes);
+    store(row + column, p, kLanes);
   }
 }
 
-template <Masking Kind, Weights To>
+template <Masking Kind, bool ToBf16>
 void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   int64_t keys = s.visible + row < s.keys ? s.visible + row : s.keys;
   if (keys < 0) keys = 0;
@@ -136,12 +144,12 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
     Unrolled<kScoreVectors>::run([&]<int V>() QFUSE_LAMBDA {
       const Floats p = power_of_two((load<Floats>(at + V * kLanes, kLanes) - base) * scale);
       parts[V] = parts[V] + p;
-      store_weights<To>(at, V * kLanes, p);
+      store_weights<ToBf16>(at, V * kLanes, p);
     });
   }
   for (; panel * qfuse::kBlock < s.keys; ++panel, at += s.ld * qfuse::kBlock) {
     Unrolled<kScoreVectors>::run(
-        [&]<int V>() QFUSE_LAMBDA { store_weights<To>(at, V * kLanes, Floats{}); });
+        [&]<int V>() QFUSE_LAMBDA { store_weights<ToBf16>(at, V * kLanes, Floats{}); });
   }
   const float sum = reduced<kScoreVectors>(parts, Sum());
   const float factor = power_of_two(broadcast((s.greatest[row] - base) * scale))[0];
@@ -150,22 +158,21 @@ void softmax_row(const qfuse::ScoreRows& s, int64_t row) {
   s.factor[row] = factor;
 }
 
-template <Weights To>
+template <bool ToBf16>
 void softmax_rows(const qfuse::ScoreRows& s) {
   for (int64_t row = 0; row < s.rows; ++row) {
     if (!s.mask) {
-      softmax_row<Masking::none, To>(s, row);
+      softmax_row<Masking::none, ToBf16>(s, row);
     } else if (s.is_bool) {
-      softmax_row<Masking::allows, To>(s, row);
+      softmax_row<Masking::allows, ToBf16>(s, row);
     } else {
-      softmax_row<Masking::adds, To>(s, row);
+      softmax_row<Masking::adds, ToBf16>(s, row);
     }
   }
 }
 
 inline void softmax(const qfuse::ScoreRows& s) {
-  if (s.product != Real::bf16) return softmax_rows<Weights::f32>(s);
-  has_avx512_bf16() ? softmax_rows<Weights::bf16_at_once>(s) : softmax_rows<Weights::bf16>(s);
+  s.product == Real::bf16 ? softmax_rows<true>(s) : softmax_rows<false>(s);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ Finish::Finish(const Int8Operands& o, const Geometry& g, bool grouped) {
   for (const at::Tensor& extra : o.extras) extras.push_back(extra_of(extra, g, kept));
   if (grouped) {
     epilogue.real_sums = true;
-    epilogue.real = real_of(o.product_dtype, "product_dtype");
+    set_product(epilogue, o.product_dtype);
     if (o.bias) epilogue.bias = keep_floats(*o.bias, g.features, "bias", kept);
   } else {
     read_features(o, g.features, epilogue, kept);

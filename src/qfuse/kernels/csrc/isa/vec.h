@@ -243,34 +243,20 @@ QFUSE_INLINE Floats from_bf16(Halves h) {
   return bits<Floats>(widened(h) << 16);
 }
 
-// Rounded to bfloat16, which is the high half of a float; the low half is undefined.
-QFUSE_INLINE Words bf16_in_high_half(Floats x) {
+// A number rounded to bfloat16, which is the high half of a float; the low half is undefined.
+QFUSE_INLINE Words bf16_of_number(Floats x) {
   const Words w = bits<Words>(x);
-  const Words rounded = w + 0x7fffu + ((w >> 16) & 1u);
-  return x == x ? rounded : Words{} + 0x7fc00000u;
+  return w + 0x7fffu + ((w >> 16) & 1u);
+}
+
+// The same, also of NaN.
+QFUSE_INLINE Words bf16_in_high_half(Floats x) {
+  return x == x ? bf16_of_number(x) : Words{} + 0x7fc00000u;
 }
 
 QFUSE_INLINE Halves to_bf16(Floats x) {
   return high_halves(bf16_in_high_half(x));
 }
-
-#if defined(__AVX512F__)
-// Whether there is AVX512_BF16. No file is compiled for it: its instructions are inline assembly.
-inline bool has_avx512_bf16() {
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has;
-}
-
-// Rounded to bfloat16 by an instruction of AVX512_BF16, which flushes subnormals to zero.
-QFUSE_INLINE Halves to_bf16_flushed(Floats x) {
-  __m256i halves;
-  asm("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(x));
-  return bits<Halves>(halves);
-}
-#else
-inline bool has_avx512_bf16() { return false; }
-QFUSE_INLINE Halves to_bf16_flushed(Floats x) { return to_bf16(x); }
-#endif
 
 // A float16 in the low half of each element. This and `to_f16` are the conversions of
 // c10/util/Half.h (after M. Dukhan's FP16 library), a vector at a time.

@@ -201,8 +201,8 @@ void finish_pair(const qfuse::Epilogue& e, const int32_t* first, const int32_t* 
     apply_steps(e, 0, e.front, high, row + i, other);
     apply_steps(e, e.front, e.gate, low, row + i, gate);
     apply_steps(e, e.gate, e.up, low, row + i, up);
-    low.each([&](int64_t v, int64_t)
-                 QFUSE_LAMBDA { y[v] = rounded_to(e.product, y[v] * other[v]); });
+    low.each([&](int64_t v, int64_t) QFUSE_LAMBDA { y[v] = y[v] * other[v]; });
+    round_all(e.product, low, y);
     apply_steps(e, e.up, e.steps, low, row + i, y);
     write_row(e, low, row + i, y);
   }

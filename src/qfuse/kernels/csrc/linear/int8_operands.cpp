@@ -33,8 +33,7 @@ int32_t shift_of(uint32_t flip, const Path& path) { return flip && path.keeps_si
 
 void read_features(const Int8Operands& o, int64_t n, Epilogue& epilogue,
                    std::vector<at::Tensor>& kept) {
-  epilogue.real = real_of(o.product_dtype, "product_dtype");
-  fold_cast(epilogue);
+  set_product(epilogue, o.product_dtype);
   epilogue.w_scale = keep_floats(o.w_scale, n, "w_scale", kept);
   epilogue.w_sums = o.w_sums.const_data_ptr<int32_t>();
   if (o.bias) epilogue.bias = keep_floats(*o.bias, n, "bias", kept);

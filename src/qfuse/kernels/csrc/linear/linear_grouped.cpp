@@ -85,8 +85,7 @@ struct Problem {
     size = grouped_size(l, x, epilogue.half > 0);
     shape.back() = size.columns();
     epilogue.real_sums = true;
-    epilogue.real = real_of(l.product_dtype, "product_dtype");
-    fold_cast(epilogue);
+    set_product(epilogue, l.product_dtype);
     epilogue.scale_per_row = l.x_scale.numel() != 1;
     epilogue.x_scale = floats(l.x_scale, epilogue.scale_per_row ? size.rows : 1, "x_scale");
     if (l.bias) epilogue.bias = floats(*l.bias, size.n, "bias");

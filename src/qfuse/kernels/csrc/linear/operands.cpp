@@ -332,7 +332,8 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
   return reader.type();
 }
 
-void fold_cast(Epilogue& e) {
+void set_product(Epilogue& e, at::ScalarType product_dtype) {
+  e.real = real_of(product_dtype, "product_dtype");
   const bool casts = e.steps > 0 && e.step[0].kind == StepKind::cast;
   if (!casts || e.half > 0 || e.real != Real::f32) return;
   e.real = e.step[0].type;

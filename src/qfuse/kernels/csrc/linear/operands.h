@@ -44,8 +44,9 @@ at::ScalarType read_steps(std::string_view text, const std::vector<at::Tensor>& 
                           at::IntArrayRef shape, at::ScalarType real, Epilogue& epilogue,
                           std::vector<at::Tensor>& kept, bool takes_halves = false);
 
-// Makes a cast at the start of an epilogue the rounding of the product, if that is float32.
-void fold_cast(Epilogue& epilogue);
+// Sets the type of the product of integers after the steps were read. A cast of a float32 product
+// that is the first step becomes its type: both round once, and products are written sooner.
+void set_product(Epilogue& epilogue, at::ScalarType product_dtype);
 
 // Fetches what an epilogue writes of some rows of a block, for the stores.
 void prefetch_result(const Epilogue& epilogue, int64_t row, int64_t rows, int64_t column,

@@ -1,15 +1,16 @@
 // Integer sums that become quantized values at once, after one epilogue op at most, which adds a
-// quantized operand or is a hard swish: the operations of Epilogue with all constants in registers.
+// quantized operand or is an activation function: the operations of Epilogue with all constants in
+// registers.
 #pragma once
 
 #include "linear/columns.h"
 
 namespace {
 
-// What is applied to floats, a row after the other: `apply` to `count` floats from column `at` on, or
-// where `stays_small` holds, `apply_to_small` to all `count` floats of some vectors. `reach` is at least the magnitude of
-// all that is computed from floats of the magnitude `y`. `prefetch` asks for what is read of the
-// row that is so many rows further on.
+// What is applied to floats, a row after the other: `apply` to `count` floats from column `at` on,
+// or where `stays_small` holds, `apply_to_small` to all `count` floats of some vectors. `reach` is
+// at least the magnitude of all that is computed from floats of the magnitude `y`. `prefetch` asks
+// for what is read of the row that is so many rows further on.
 struct NoStep {
   QFUSE_INLINE NoStep(const qfuse::Epilogue&, int64_t, int64_t) {}
   QFUSE_INLINE void prefetch(int64_t) const {}
@@ -37,51 +38,34 @@ struct HardSwish : NoStep {
   QFUSE_INLINE Floats reach(Floats y) const { return y * 6.0f; }
 };
 
-struct Identity {
-  template <int Vectors>
-  static QFUSE_INLINE void to(Floats*) {}
-};
-struct Gelu {
-  template <int Vectors>
-  static QFUSE_INLINE void to(Floats* y) {
-    gelu<Vectors>(y);
-  }
-};
-template <class Function>
-struct Each {
-  template <int Vectors>
-  static QFUSE_INLINE void to(Floats* y) {
-    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA { y[V] = Function()(y[V]); });
-  }
-};
-struct GeluTanh {
-  QFUSE_INLINE Floats operator()(Floats y) const { return gelu_tanh(y); }
-};
-struct Silu {
-  QFUSE_INLINE Floats operator()(Floats y) const { return silu(y); }
-};
-
 // A function whose results are not greater in magnitude than what it is given; both are rounded.
-template <class Function, qfuse::Real Type>
+// `cast` is no function.
+template <qfuse::StepKind Kind, qfuse::Real Type>
 struct Activation : NoStep {
   using NoStep::NoStep;
+  Floats apply(Floats y, int64_t, int64_t) const = delete;
   template <int Vectors>
   QFUSE_INLINE void apply_to_small(Floats* y, int64_t) const {
+    using Step = qfuse::StepKind;
     round<Vectors>(y);
-    Function::template to<Vectors>(y);
-    round<Vectors>(y);
+    if constexpr (Kind == Step::gelu) gelu<Vectors>(y);
+    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+      if constexpr (Kind == Step::gelu_tanh) y[V] = gelu_tanh(y[V]);
+      if constexpr (Kind == Step::silu) y[V] = silu(y[V]);
+    });
+    if constexpr (Kind != Step::cast) round<Vectors>(y);
   }
   QFUSE_INLINE Floats reach(Floats y) const { return y * 2.0f; }
 
  private:
-  // Numbers only.
+  // Where `stays_small` holds there is no NaN.
   template <int Vectors>
   QFUSE_INLINE static void round(Floats* y) {
-    if constexpr (Type == qfuse::Real::f32) return;
-    Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
-      const Words w = bits<Words>(y[V]);
-      y[V] = bits<Floats>((w + 0x7fffu + ((w >> 16) & 1u)) & 0xffff0000u);
-    });
+    if constexpr (Type == qfuse::Real::bf16) {
+      Unrolled<Vectors>::run([&]<int V>() QFUSE_LAMBDA {
+        y[V] = bits<Floats>(bf16_of_number(y[V]) & 0xffff0000u);
+      });
+    }
   }
 };
 
@@ -146,15 +130,18 @@ QFUSE_INLINE bool with_step(const qfuse::Epilogue& e, const F& f) {
 // The same with an activation function, or with none in bfloat16.
 template <qfuse::Real Type, class F>
 QFUSE_INLINE bool with_activation(const qfuse::Epilogue& e, const F& f) {
-  if (e.steps == 0) return f.template operator()<Activation<Identity, Type>>();
+  using Kind = qfuse::StepKind;
+  if constexpr (Type != qfuse::Real::f32) {
+    if (e.steps == 0) return f.template operator()<Activation<Kind::cast, Type>>();
+  }
   if (e.steps != 1 || e.step[0].type != Type) return false;
   switch (e.step[0].kind) {
-    case qfuse::StepKind::gelu:
-      return f.template operator()<Activation<Gelu, Type>>();
-    case qfuse::StepKind::gelu_tanh:
-      return f.template operator()<Activation<Each<GeluTanh>, Type>>();
-    case qfuse::StepKind::silu:
-      return f.template operator()<Activation<Each<Silu>, Type>>();
+    case Kind::gelu:
+      return f.template operator()<Activation<Kind::gelu, Type>>();
+    case Kind::gelu_tanh:
+      return f.template operator()<Activation<Kind::gelu_tanh, Type>>();
+    case Kind::silu:
+      return f.template operator()<Activation<Kind::silu, Type>>();
     default:
       return false;
   }

@@ -194,8 +194,7 @@ struct Problem {
     kept.reserve(4 + matmul.extras.size());
     type = parse_steps(matmul.epilogue, matmul.extras, matmul.product_dtype, epilogue);
     for (const at::Tensor& extra : matmul.extras) extras.push_back(batched_extra(extra, shape, kept));
-    epilogue.real = real_of(matmul.product_dtype, "product_dtype");
-    fold_cast(epilogue);
+    set_product(epilogue, matmul.product_dtype);
     epilogue.real_sums = size.deep;
     read_x(matmul.x);
     read_columns(matmul.other, size, right);

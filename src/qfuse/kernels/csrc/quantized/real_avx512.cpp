@@ -11,6 +11,11 @@ namespace {
 constexpr int kRows = 6;
 constexpr int kAllVectors = qfuse::kBlock / kLanes;
 
+bool has_bf16() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+
 template <int Rows, int Vectors>
 QFUSE_INLINE void multiply_bf16_rows(const qfuse::RealTile& t, int64_t row, float* sums) {
   Floats total[Rows * Vectors];
@@ -48,7 +53,7 @@ void multiply_bf16(const qfuse::RealTile& t, float* sums) {
 }
 
 qfuse::Real type_for(qfuse::Real x) {
-  return x == qfuse::Real::bf16 && has_avx512_bf16() ? x : qfuse::Real::f32;
+  return x == qfuse::Real::bf16 && has_bf16() ? x : qfuse::Real::f32;
 }
 
 template <int Bits>
