@@ -10,8 +10,8 @@ constexpr int kScoreVectors = qfuse::kBlock / kLanes;
 constexpr float kLog2OfE = 1.44269504f;
 
 // 2^x for x <= 0, with a relative error of at most 0.71 * 2^-23, and 0 below -125, where a weight
-// would be subnormal. x = n + r with |r| <= 1/2; the polynomial for 2^r has the least relative error
-// that one with p(0) = 1 can have. Adding 1.5 * 2^23 rounds n to an integer in the low bits.
+// would be subnormal. x = n + r with |r| <= 1/2; the polynomial for 2^r has the least relative
+// error that one with p(0) = 1 can have. Adding 1.5 * 2^23 rounds n to an integer in the low bits.
 QFUSE_INLINE Floats power_of_two(Floats x) {
   const float push = 12582912.0f;
   const Floats pushed = x + push;
@@ -32,8 +32,8 @@ QFUSE_INLINE Floats power_of_two(Floats x) {
 }
 
 // Rounded to bfloat16. Only processors with AVX512_BF16 multiply in it, see RealKernels::type_for.
-// The instruction flushes subnormals to zero, which no weight is. Inline assembly, because this file
-// is not compiled for it.
+// The instruction flushes subnormals to zero, which no weight is. Inline assembly, because this
+// file is not compiled for it.
 QFUSE_INLINE Halves weights_in_bf16(Floats p) {
 #if defined(__AVX512F__)
   __m256i halves;
