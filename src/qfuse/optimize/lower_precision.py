@@ -76,16 +76,16 @@ class LowerPrecision(Pass):
         return result
 
     def _lower(self, node: Node, narrow: _Narrowing, session: RewriteSession) -> bool:
-        known = dict(narrow.casts)
+        known = len(narrow.casts)
 
         def edit(rw: Rewriter) -> None:
             rw.replace(node, narrow.product(node, rw))
 
         # A numeric check cannot pass a rewrite that loses precision on purpose.
         done = self.rewrite_at(node, edit, session, proof=None)
-        if not done:
-            # Its casts were undone with it.
-            narrow.casts = known
+        # Casts of an edit that failed were undone with it.
+        while not done and len(narrow.casts) > known:
+            narrow.casts.popitem()
         return done
 
 
