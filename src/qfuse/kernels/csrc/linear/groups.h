@@ -8,6 +8,11 @@ namespace {
 
 constexpr int64_t kColumnVectors = qfuse::kBlock / kLanes;
 
+// How far ahead few rows fetch weights, and their scales and sums, in bytes of each: a group's scales
+// are one short run in memory, which the processor does not fetch ahead itself.
+constexpr int64_t kWeightsAhead = 8192;
+constexpr int64_t kScalesAhead = 4096;
+
 // Which zero points are present besides a single weight zero point; known before the loops.
 template <bool X, bool W>
 struct Zeros {
@@ -50,6 +55,27 @@ QFUSE_INLINE void in_tiles(const qfuse::GroupTile& all, float* totals, const F& 
 QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
   if (!g.short_sums) return load<Ints>(g.long_sums + at, kLanes);
   return widened(load<Numbers>(g.short_sums + at, kLanes));
+}
+
+template <int64_t Bytes>
+QFUSE_INLINE void fetch_lines(const void* from) {
+  Unrolled<Bytes / qfuse::kLine>::run([&]<int I>() QFUSE_LAMBDA {
+    __builtin_prefetch(static_cast<const char*>(from) + I * qfuse::kLine);
+  });
+}
+
+// Fetches weights for as many vectors as are read at `b` now.
+template <int Vectors>
+QFUSE_INLINE void fetch_weights(const uint8_t* b) {
+  fetch_lines<Vectors * 4 * kLanes>(b + kWeightsAhead);
+}
+
+// Fetches scales and sums of a later group.
+QFUSE_INLINE void fetch_columns(const qfuse::Groups& g, int64_t group) {
+  constexpr int64_t kScaleBytes = qfuse::kBlock * sizeof(float);
+  const int64_t at = (group + kScalesAhead / kScaleBytes) * qfuse::kBlock;
+  fetch_lines<kScaleBytes>(g.scale + at);
+  if (g.short_sums) fetch_lines<qfuse::kBlock * sizeof(int16_t)>(g.short_sums + at);
 }
 
 // The parameters of one vector of features in one group.

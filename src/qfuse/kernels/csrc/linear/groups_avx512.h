@@ -10,9 +10,6 @@
 namespace {
 
 constexpr int kGroupRows = 6;
-// Groups of four k from which on one or two rows leave prefetching to the processor. What is done at
-// the end of shorter ones, and for more rows, hides the stream from it.
-constexpr int64_t kLongGroup = 16;
 
 // sum += dot products of four u8 of a with four s8 of b; GCC's intrinsic would copy registers.
 QFUSE_INLINE void group_dot(Words& sum, __m512i a, __m512i b) {
@@ -101,13 +98,14 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
   const bool is_stream = W != Stored::unpacked && first == 0 && last == g.count;
-  const int64_t ahead = Rows <= 2 && t.depth >= kLongGroup ? 0 : kAhead;
+  const bool fetches = Rows <= qfuse::kStreamRows && is_stream;
   // What is left to add at the end of a group.
   using Left = Zeros<Has::kX && !Low, Has::kW>;
   const NegatedZeros<Rows> zeros(Has::kX && Low ? g.x_zero : kNoZeros);
   Fetcher fetcher(t.following);
   for (int64_t group = first; group < last; ++group) {
     fetcher.step();
+    if (fetches) fetch_columns(g, group);
     Words total[kTotals];
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
       total[I] = start_of<Has>(g, group, I / kColumnVectors);
@@ -121,10 +119,7 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
       });
     }
     for (int64_t k = 0; k < t.depth; k += kStep) {
-      if (Rows <= qfuse::kStreamRows && is_stream) {
-        Unrolled<kColumnVectors>::run(
-            [&]<int V>() QFUSE_LAMBDA { _mm_prefetch(b + ahead + 64 * V, _MM_HINT_T0); });
-      }
+      if (fetches) fetch_weights<kColumnVectors>(b);
       if constexpr (kCodes) {
         multiply_codes<Rows>(a, t.lda, b, total);
       } else {

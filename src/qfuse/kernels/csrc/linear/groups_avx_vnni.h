@@ -70,6 +70,7 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
     total[I] = start_of<Has>(t.groups, group, I / kGroupVectors);
   });
   for (int64_t i = 0; i < steps; ++i) {
+    if (Rows <= qfuse::kStreamRows) fetch_weights<kGroupVectors>(b);
     if constexpr (Codes) {
       multiply_codes<Rows>(a, t.lda, b, total);
     } else {
@@ -87,6 +88,7 @@ template <bool Codes>
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
     for (int64_t group = 0; group < some.groups.count; ++group) {
+      if (Rows <= qfuse::kStreamRows) fetch_columns(some.groups, group);
       for (int64_t v = 0; v < kColumnVectors; v += kGroupVectors) {
         multiply_group<Codes, Rows, Has>(some, group, v, to);
       }

@@ -70,6 +70,7 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA { sums[I] = Shorts{}; });
     const int64_t count = pairs - done < kWideEvery ? pairs - done : kWideEvery;
     for (int64_t p = 0; p < count; ++p) {
+      if (Rows <= qfuse::kStreamRows) fetch_weights<kGroupVectors>(b);
       multiply_codes<Rows>(a, t.lda, b, sums);
       a += 2 * qfuse::kGroup;
       b += qfuse::kBlock * qfuse::kGroup;
@@ -84,6 +85,7 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
     for (int64_t group = 0; group < some.groups.count; ++group) {
+      if (Rows <= qfuse::kStreamRows) fetch_columns(some.groups, group);
       for (int64_t v = 0; v < kColumnVectors; v += kGroupVectors) {
         multiply_group<Rows, Has>(some, group, v, to);
       }
