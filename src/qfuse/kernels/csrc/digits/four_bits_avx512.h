@@ -82,6 +82,7 @@ void multiply_four_bits(const qfuse::FourBitTile& t, float* sums) {
   int64_t rests = 0;
   in_segments(b.depth, b.group, [&](int64_t segment, int64_t group, int64_t k, int64_t count)
                                     QFUSE_LAMBDA {
+    fetch_group_parameters(b, group);
     const int32_t* of_row = t.sums + 2 * segment;
     __m512i total[Digits * kDigitVectors];
     Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {

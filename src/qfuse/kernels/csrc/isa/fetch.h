@@ -5,6 +5,24 @@
 
 namespace {
 
+// How far ahead of what is read weights are fetched that come from memory once, in bytes.
+constexpr int64_t kAhead = 8192;
+
+template <int64_t Bytes>
+QFUSE_INLINE void fetch_lines(const void* from) {
+  Unrolled<Bytes / qfuse::kLine>::run([&]<int I>() QFUSE_LAMBDA {
+    __builtin_prefetch(static_cast<const char*>(from) + I * qfuse::kLine);
+  });
+}
+
+// Fetches parameters of 64 features for a later group. Processors do not fetch them ahead: they are
+// read in short runs, with the weights of a group between them.
+template <class T>
+QFUSE_INLINE void fetch_parameters(const T* of_group) {
+  constexpr int64_t kGroupsAhead = 16;
+  fetch_lines<qfuse::kBlock * sizeof(T)>(of_group + kGroupsAhead * qfuse::kBlock);
+}
+
 // See qfuse::Following. Its state stays in registers until it is destroyed.
 class Fetcher {
  public:

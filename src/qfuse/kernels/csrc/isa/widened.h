@@ -12,6 +12,7 @@
 
 #include <immintrin.h>
 
+#include "isa/fetch.h"
 #include "isa/vec.h"
 
 namespace {

@@ -2,16 +2,12 @@
 // group to float totals. See Groups.
 #pragma once
 
+#include "isa/fetch.h"
 #include "isa/vec.h"
 
 namespace {
 
 constexpr int64_t kColumnVectors = qfuse::kBlock / kLanes;
-
-// How far ahead few rows fetch weights, and their scales and sums, in bytes of each: a group's scales
-// are one short run in memory, which the processor does not fetch ahead itself.
-constexpr int64_t kWeightsAhead = 8192;
-constexpr int64_t kScalesAhead = 4096;
 
 // Which zero points are present besides a single weight zero point; known before the loops.
 template <bool X, bool W>
@@ -57,25 +53,17 @@ QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
   return widened(load<Numbers>(g.short_sums + at, kLanes));
 }
 
-template <int64_t Bytes>
-QFUSE_INLINE void fetch_lines(const void* from) {
-  Unrolled<Bytes / qfuse::kLine>::run([&]<int I>() QFUSE_LAMBDA {
-    __builtin_prefetch(static_cast<const char*>(from) + I * qfuse::kLine);
-  });
-}
-
 // Fetches weights for as many vectors as are read at `b` now.
 template <int Vectors>
 QFUSE_INLINE void fetch_weights(const uint8_t* b) {
-  fetch_lines<Vectors * 4 * kLanes>(b + kWeightsAhead);
+  fetch_lines<Vectors * 4 * kLanes>(b + kAhead);
 }
 
-// Fetches scales and sums of a later group.
+// Fetches the scales and sums of a later group.
 QFUSE_INLINE void fetch_columns(const qfuse::Groups& g, int64_t group) {
-  constexpr int64_t kScaleBytes = qfuse::kBlock * sizeof(float);
-  const int64_t at = (group + kScalesAhead / kScaleBytes) * qfuse::kBlock;
-  fetch_lines<kScaleBytes>(g.scale + at);
-  if (g.short_sums) fetch_lines<qfuse::kBlock * sizeof(int16_t)>(g.short_sums + at);
+  const int64_t at = group * qfuse::kBlock;
+  fetch_parameters(g.scale + at);
+  if (g.short_sums) fetch_parameters(g.short_sums + at);
 }
 
 // The parameters of one vector of features in one group.

@@ -4,6 +4,7 @@
 // otherwise it is dequantized in registers, so that only packed weights are read from memory.
 #pragma once
 
+#include "isa/fetch.h"
 #include "isa/vec.h"
 
 namespace {
@@ -295,16 +296,30 @@ QFUSE_INLINE int64_t groups_of(const qfuse::RealBlock& b) {
   return b.group > 0 ? b.depth / b.group : 1;
 }
 
+// Fetches what a later group multiplies its sums by, and what it subtracts and adds.
+QFUSE_INLINE void fetch_group_parameters(const qfuse::RealBlock& b, int64_t group) {
+  const int64_t at = group * qfuse::kBlock;
+  if (b.scale) fetch_parameters(b.scale + at);
+  if (b.zero) fetch_parameters(b.zero + at);
+  if (b.offset) fetch_parameters(b.offset + at);
+}
+
+// `Vectors` are those whose sums of all rows fit in registers. Fewer rows take more vectors, because
+// products wait for the sum that they are added to.
 template <int Bits, int Vectors>
 void stream_f32(const qfuse::RealBlock& b, const float* a, int64_t lda, int64_t rows,
                 int64_t columns, float* sums) {
   with_rows<qfuse::kStreamRows>(rows, [&]<int R>() {
+    constexpr int kMost = qfuse::kBlock / kLanes;
+    constexpr int kFit = Vectors * (qfuse::kStreamRows / R);
+    constexpr int kAtOnce = kFit < kMost ? kFit : kMost;
     clear_rows<R>(sums);
     with_parameter<Bits>(b.zero, [&]<bool Zero>() {
       with_parameter<Bits>(b.offset, [&]<bool Offset>() {
-        for (int64_t column = 0; column < columns; column += Vectors * kLanes) {
-          for (int64_t g = 0; g < groups_of(b); ++g) {
-            stream_group<Bits, R, Vectors, Zero, Offset>(b, a, lda, g, column, sums);
+        for (int64_t g = 0; g < groups_of(b); ++g) {
+          fetch_group_parameters(b, g);
+          for (int64_t column = 0; column < columns; column += kAtOnce * kLanes) {
+            stream_group<Bits, R, kAtOnce, Zero, Offset>(b, a, lda, g, column, sums);
           }
         }
       });

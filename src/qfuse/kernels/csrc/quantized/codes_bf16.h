@@ -151,6 +151,7 @@ void stream_bf16(const qfuse::RealBlock& b, const uint16_t* a, int64_t lda, int6
     with_parameter<Bits>(b.zero, [&]<bool Zero>() {
       with_parameter<Bits>(b.offset, [&]<bool Offset>() {
         for (int64_t g = 0; g < groups_of(b); ++g) {
+          fetch_group_parameters(b, g);
           stream_bf16_group<Bits, R, Zero, Offset>(b, a, lda, g, sums);
         }
       });
