@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include "isa/fetch.h"
 #include "isa/vec.h"
 #include "digits/split_digits.h"
 
@@ -37,6 +38,7 @@ __attribute__((noinline)) void add_digits(const uint8_t* w, const int8_t* x, int
   Unrolled<kTotals>::run(
       [&]<int I>() QFUSE_LAMBDA { total[I] = _mm512_load_si512(sums + I * kLanes); });
   for (int64_t g = 0; g < groups; ++g, w += qfuse::kBlock * qfuse::kGroup, x += step) {
+    fetch_lines<64 * kDigitVectors>(w + kAhead);
     __m512i codes[kDigitVectors];
     Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {
       codes[V] = _mm512_xor_si512(flip, _mm512_loadu_si512(w + 64 * V));

@@ -152,9 +152,7 @@ __attribute__((noinline)) void multiply_stream(const int16_t* a, const int8_t* b
   constexpr int kAtOnce = 2;  // vectors
   WideSums<Rows, Vectors> s(sums, more);
   for (int64_t g = 0; g < groups; ++g) {
-    if constexpr (First) {
-      Unrolled<4>::run([&]<int I>() QFUSE_LAMBDA { _mm_prefetch(b + kAhead + 64 * I, _MM_HINT_T0); });
-    }
+    if constexpr (First) fetch_lines<qfuse::kBlock * qfuse::kGroup>(b + kAhead);
     Unrolled<Vectors / kAtOnce>::run([&]<int J>() QFUSE_LAMBDA {
       // Compilers would load all vectors first, and then have no registers for the sums.
       asm volatile("" : : : "memory");
