@@ -24,6 +24,8 @@ from qfuse.kernels import (
     linear_w8a8_quantized,
     linear_w8a8_rows,
     linear_w8a16,
+    linear_w16a32,
+    pack_floats,
     pack_grouped,
     pack_groups,
     pack_weight,
@@ -37,7 +39,7 @@ from qfuse.kernels.rowwise import (
 )
 
 ROOT = Path(__file__).parents[3]
-ROWS = (1, 4, 5, 7, 17, 70)
+ROWS = (1, 2, 3, 4, 5, 7, 17, 70)
 # N and K around vectors, blocks and groups; the last lines have nothing to pad.
 SIZES = ((1, 1), (3, 5), (15, 62), (17, 63), (63, 65), (65, 129), (130, 516), (64, 64))
 GROUPED = ((1, 8), (15, 64), (65, 96), (130, 192))
@@ -135,9 +137,26 @@ def test_weight_only_in_groups(isa: str, rows: int, dtype: torch.dtype, groups: 
         four = pack_weight4(torch.randint(0, 16, (n, k), dtype=torch.uint8))
         eight, _ = pack_weight(codes((n, k), torch.int8))
         options = {"out_features": n, "bias": torch.randn(n), "w_offset": offset}
+        zeros = torch.randint(0, 16, (n, groups))
 
-        assert_same_with_guards(linear_w4a16, (x, four, scale), options)
-        assert_same_with_guards(linear_w8a16, (x, eight, scale), options)
+        for type_, op, weight in (
+            (torch.uint8, linear_w4a16, four),
+            (torch.int8, linear_w8a16, eight),
+        ):
+            with_zeros = {**options, "w_zero_point": pack_groups(zeros.to(type_))}
+            for given in (options, with_zeros):
+                assert_same_with_guards(op, (x, weight, scale), given)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16])
+def test_float_weights(isa: str, rows: int, dtype: torch.dtype) -> None:
+    del isa
+    op = linear_w16a32 if dtype is torch.float16 else linear_w8a16
+    for n, k in SIZES:
+        packed = pack_floats(torch.randn(n, k).to(dtype))
+        x = wide(torch.randn(rows, k), k % 3)
+        assert_same_with_guards(op, (x, packed, torch.rand(n)), {"out_features": n})
 
 
 COLUMNS = (1, 2, 15, 17, 63, 65, 130)

@@ -77,14 +77,14 @@ def test_every_size(isa: str, dtype: torch.dtype, rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
-@pytest.mark.parametrize("rows", [1, 4, 33])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 33])
 def test_groups(isa: str, dtype: torch.dtype, rows: int) -> None:
     del isa
-    n, groups, size = 70, 5, 16
-    x, weight = torch.randn(rows, groups * size), torch.randn(n, groups * size).to(dtype)
-    scale = torch.rand(n, groups) * 0.1 + 0.01
-    y = linear_w8a16(x, pack_floats(weight), pack_groups(scale), out_features=n)
-    check(y, x, weight.double() * scale.double().repeat_interleave(size, 1), torch.zeros(n))
+    for n, groups, size in ((1, 2, 8), (17, 20, 16), (70, 5, 16)):
+        x, weight = torch.randn(rows, groups * size), torch.randn(n, groups * size).to(dtype)
+        scale = torch.rand(n, groups) * 0.1 + 0.01
+        y = linear_w8a16(x, pack_floats(weight), pack_groups(scale), out_features=n)
+        check(y, x, weight.double() * scale.double().repeat_interleave(size, 1), torch.zeros(n))
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)

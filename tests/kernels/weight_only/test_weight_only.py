@@ -219,6 +219,33 @@ def test_four_bits_of_a_zero_point_count(isa: str, rows: int, dtype: torch.dtype
         assert torch.equal(y, case.run())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("groups", [1, 20])
+@pytest.mark.parametrize(("zero_point", "offset"), [(False, False), (True, False), (True, True)])
+def test_few_rows_have_the_bits_of_one(
+    library: KernelLibrary, bits: int, groups: int, *, zero_point: bool, offset: bool
+) -> None:
+    """Rows take other numbers of features at a time; groups are added in their order."""
+    case = weight_only(
+        (4, 320), 130, groups, bits=bits, zero_point=zero_point, offset=offset, bias=False
+    )
+    # Sums in another order would differ: what is added first is lost beside what follows.
+    sizes = 10.0 ** torch.linspace(-6, 6, groups)
+    case = replace(case, scale=case.scale * sizes)
+    results = {}
+    for name in {"portable", "avx2", "avx_vnni", "avx512"} & set(library.instruction_sets):
+        with instruction_set(name):
+            together = case.run()
+            for rows, first in ((1, 0), (1, 3), (2, 1), (3, 0)):
+                some = replace(case, x=case.x[first : first + rows])
+                assert torch.equal(some.run(), together[first : first + rows]), (name, rows)
+        results[name] = together
+        case.check(together)
+
+    fused = [y for name, y in results.items() if name != "portable"]
+    assert all(torch.equal(fused[0], y) for y in fused)
+
+
 def test_instruction_sets_agree(library: KernelLibrary) -> None:
     """In float32 within the rounding of the sums; what is one product is the same bit for bit."""
     for bits, rows in itertools.product((4, 8), (1, 9)):

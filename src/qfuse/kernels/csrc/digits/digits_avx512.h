@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kDigitVectors = qfuse::kBlock / kLanes;
 constexpr int kDigitTotals = 6;  // digits whose sums of a block fit into the registers
-// Groups of four k that are read again from the L1 cache for more digits. With a page at a time the
-// processor goes on prefetching; with longer slices memory waits while a slice is read again.
+// Groups of four k that are read again from the L1 cache for more digits: a page, since with longer
+// slices memory waits while a slice is read again.
 constexpr int64_t kDigitSlice = 16;
 // Groups of four k after which the rests among them are added, from the L1 cache as well: the L2
 // cache does not keep all of a stream.
@@ -38,7 +38,7 @@ __attribute__((noinline)) void add_digits(const uint8_t* w, const int8_t* x, int
   Unrolled<kTotals>::run(
       [&]<int I>() QFUSE_LAMBDA { total[I] = _mm512_load_si512(sums + I * kLanes); });
   for (int64_t g = 0; g < groups; ++g, w += qfuse::kBlock * qfuse::kGroup, x += step) {
-    fetch_lines<64 * kDigitVectors>(w + kAhead);
+    fetch_weights<64 * kDigitVectors>(w);
     __m512i codes[kDigitVectors];
     Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {
       codes[V] = _mm512_xor_si512(flip, _mm512_loadu_si512(w + 64 * V));

@@ -16,7 +16,7 @@ QFUSE_INLINE void add_words(const uint8_t* w, const int8_t* x, int64_t words, __
   __m512i low = _mm512_set1_epi8(15);
   asm("" : "+v"(low));  // one register, not one for each use
   for (int64_t i = 0; i < words; ++i, w += qfuse::kBlock * 4, x += 2 * qfuse::kDigitBytes) {
-    fetch_lines<64 * kDigitVectors>(w + kAhead);
+    fetch_weights<64 * kDigitVectors>(w);
     __m512i word[kDigitVectors];
     Unrolled<kDigitVectors>::run([&]<int V>() QFUSE_LAMBDA {
       word[V] = _mm512_loadu_si512(w + 64 * V);

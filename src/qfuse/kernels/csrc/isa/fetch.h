@@ -5,18 +5,25 @@
 
 namespace {
 
-// How far ahead of what is read weights are fetched that come from memory once, in bytes.
-constexpr int64_t kAhead = 8192;
-
+// Fetches the lines of the caches that hold some bytes; `from` may be any address.
 template <int64_t Bytes>
 QFUSE_INLINE void fetch_lines(const void* from) {
-  Unrolled<Bytes / qfuse::kLine>::run([&]<int I>() QFUSE_LAMBDA {
+  static_assert(Bytes > 0);
+  constexpr int kLines = (Bytes + qfuse::kLine - 1) / qfuse::kLine;
+  Unrolled<kLines>::run([&]<int I>() QFUSE_LAMBDA {
     __builtin_prefetch(static_cast<const char*>(from) + I * qfuse::kLine);
   });
 }
 
-// Fetches parameters of 64 features for a later group. Processors do not fetch them ahead: they are
-// read in short runs, with the weights of a group between them.
+// Fetches weights of a stream, as many as are read at `from` now.
+template <int64_t Bytes>
+QFUSE_INLINE void fetch_weights(const void* from) {
+  constexpr int64_t kAhead = 8192;
+  fetch_lines<Bytes>(static_cast<const char*>(from) + kAhead);
+}
+
+// Fetches parameters of a block's features for a later group. Each is a short run in memory, and
+// the weights of a group are read between two of them: a Zen 5 was seen to wait for them.
 template <class T>
 QFUSE_INLINE void fetch_parameters(const T* of_group) {
   constexpr int64_t kGroupsAhead = 16;

@@ -35,7 +35,6 @@ using Numbers = int16_t __attribute__((vector_size(2 * kLanes)));  // one per la
 using Halves = uint16_t __attribute__((vector_size(2 * kLanes)));
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
-
 // Calls f(0), ..., f(Count - 1) with a constant index. GCC unrolls loops over arrays too late for
 // the arrays to be kept in registers.
 template <int Count>

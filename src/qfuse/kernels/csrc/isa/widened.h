@@ -152,7 +152,7 @@ __attribute__((noinline)) void multiply_stream(const int16_t* a, const int8_t* b
   constexpr int kAtOnce = 2;  // vectors
   WideSums<Rows, Vectors> s(sums, more);
   for (int64_t g = 0; g < groups; ++g) {
-    if constexpr (First) fetch_lines<qfuse::kBlock * qfuse::kGroup>(b + kAhead);
+    if constexpr (First) fetch_weights<qfuse::kBlock * qfuse::kGroup>(b);
     Unrolled<Vectors / kAtOnce>::run([&]<int J>() QFUSE_LAMBDA {
       // Compilers would load all vectors first, and then have no registers for the sums.
       asm volatile("" : : : "memory");

@@ -53,19 +53,6 @@ QFUSE_INLINE Ints w_sums(const qfuse::Groups& g, int64_t at) {
   return widened(load<Numbers>(g.short_sums + at, kLanes));
 }
 
-// Fetches weights for as many vectors as are read at `b` now.
-template <int Vectors>
-QFUSE_INLINE void fetch_weights(const uint8_t* b) {
-  fetch_lines<Vectors * 4 * kLanes>(b + kAhead);
-}
-
-// Fetches the scales and sums of a later group.
-QFUSE_INLINE void fetch_columns(const qfuse::Groups& g, int64_t group) {
-  const int64_t at = group * qfuse::kBlock;
-  fetch_parameters(g.scale + at);
-  if (g.short_sums) fetch_parameters(g.short_sums + at);
-}
-
 // The parameters of one vector of features in one group.
 template <class Has>
 struct GroupColumn {
@@ -89,6 +76,21 @@ struct GroupColumn {
   Words sums;
   Words zero;
 };
+
+// Fetches the parameters of a later group.
+template <class Has>
+QFUSE_INLINE void fetch_columns(const qfuse::Groups& g, int64_t group) {
+  const int64_t at = group * qfuse::kBlock;
+  fetch_parameters(g.scale + at);
+  if constexpr (Has::kX) {
+    if (g.short_sums) {
+      fetch_parameters(g.short_sums + at);
+    } else {
+      fetch_parameters(g.long_sums + at);
+    }
+  }
+  if constexpr (Has::kW) fetch_parameters(g.w_zero + at);
+}
 
 // Adds the contribution of a group, with sums of the vectors from `first` on, to all rows.
 template <int Rows, int Vectors, class Has>

@@ -105,7 +105,7 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
   Fetcher fetcher(t.following);
   for (int64_t group = first; group < last; ++group) {
     fetcher.step();
-    if (fetches) fetch_columns(g, group);
+    if (fetches) fetch_columns<Has>(g, group);
     Words total[kTotals];
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA {
       total[I] = start_of<Has>(g, group, I / kColumnVectors);
@@ -119,7 +119,7 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
       });
     }
     for (int64_t k = 0; k < t.depth; k += kStep) {
-      if (fetches) fetch_weights<kColumnVectors>(b);
+      if (fetches) fetch_weights<qfuse::kBlock * qfuse::kGroup>(b);
       if constexpr (kCodes) {
         multiply_codes<Rows>(a, t.lda, b, total);
       } else {

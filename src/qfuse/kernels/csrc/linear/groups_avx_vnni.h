@@ -59,7 +59,8 @@ QFUSE_INLINE void multiply_bytes(const uint8_t* a, int64_t lda, const uint8_t* b
 }
 
 template <bool Codes, int Rows, class Has>
-void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, float* totals) {
+void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, bool fetches,
+                    float* totals) {
   constexpr int kTotals = Rows * kGroupVectors;
   constexpr int64_t kStep = Codes ? 2 : 1;  // groups of four k per iteration
   const uint8_t* a = t.a + group * t.depth * qfuse::kGroup;
@@ -70,7 +71,7 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
     total[I] = start_of<Has>(t.groups, group, I / kGroupVectors);
   });
   for (int64_t i = 0; i < steps; ++i) {
-    if (Rows <= qfuse::kStreamRows) fetch_weights<kGroupVectors>(b);
+    if (fetches) fetch_weights<kGroupVectors * 4 * kLanes>(b);
     if constexpr (Codes) {
       multiply_codes<Rows>(a, t.lda, b, total);
     } else {
@@ -87,10 +88,11 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
 template <bool Codes>
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
+    const bool fetches = some.a == t.a;  // the other rows read the weights from a cache
     for (int64_t group = 0; group < some.groups.count; ++group) {
-      if (Rows <= qfuse::kStreamRows) fetch_columns(some.groups, group);
+      if (fetches) fetch_columns<Has>(some.groups, group);
       for (int64_t v = 0; v < kColumnVectors; v += kGroupVectors) {
-        multiply_group<Codes, Rows, Has>(some, group, v, to);
+        multiply_group<Codes, Rows, Has>(some, group, v, fetches, to);
       }
     }
   });

@@ -56,7 +56,8 @@ QFUSE_INLINE void multiply_codes(const uint8_t* a, int64_t lda, const uint8_t* b
 }
 
 template <int Rows, class Has>
-void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, float* totals) {
+void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, bool fetches,
+                    float* totals) {
   constexpr int kTotals = Rows * kGroupVectors;
   const int64_t pairs = t.depth / 2;
   const uint8_t* a = t.a + group * t.depth * qfuse::kGroup;
@@ -70,7 +71,7 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
     Unrolled<kTotals>::run([&]<int I>() QFUSE_LAMBDA { sums[I] = Shorts{}; });
     const int64_t count = pairs - done < kWideEvery ? pairs - done : kWideEvery;
     for (int64_t p = 0; p < count; ++p) {
-      if (Rows <= qfuse::kStreamRows) fetch_weights<kGroupVectors>(b);
+      if (fetches) fetch_weights<kGroupVectors * 4 * kLanes>(b);
       multiply_codes<Rows>(a, t.lda, b, sums);
       a += 2 * qfuse::kGroup;
       b += qfuse::kBlock * qfuse::kGroup;
@@ -84,10 +85,11 @@ void multiply_group(const qfuse::GroupTile& t, int64_t group, int64_t vector, fl
 // is contiguous in memory, so groups are the outer loop.
 void multiply_group_tile(const qfuse::GroupTile& t, float* totals) {
   in_tiles<kGroupRows>(t, totals, [&]<int Rows, class Has>(const auto& some, float* to) {
+    const bool fetches = some.a == t.a;  // the other rows read the weights from a cache
     for (int64_t group = 0; group < some.groups.count; ++group) {
-      if (Rows <= qfuse::kStreamRows) fetch_columns(some.groups, group);
+      if (fetches) fetch_columns<Has>(some.groups, group);
       for (int64_t v = 0; v < kColumnVectors; v += kGroupVectors) {
-        multiply_group<Rows, Has>(some, group, v, to);
+        multiply_group<Rows, Has>(some, group, v, fetches, to);
       }
     }
   });

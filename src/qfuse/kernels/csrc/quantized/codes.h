@@ -259,7 +259,7 @@ QFUSE_INLINE void stream_group(const qfuse::RealBlock& b, const float* a, int64_
     Codes<Bits> codes[Vectors];
     Unrolled<Vectors>::run([&]<int I>() QFUSE_LAMBDA {
       codes[I].read(from + I * kLanes * 4);
-      __builtin_prefetch(from + kAhead + I * kLanes * 4);
+      fetch_weights<kLanes * 4>(from + I * kLanes * 4);
     });
     Unrolled<kCodes<Bits>>::run([&]<int J>() QFUSE_LAMBDA {
       if constexpr (Offset) {
@@ -304,8 +304,8 @@ QFUSE_INLINE void fetch_group_parameters(const qfuse::RealBlock& b, int64_t grou
   if (b.offset) fetch_parameters(b.offset + at);
 }
 
-// `Vectors` are those whose sums of all rows fit in registers. Fewer rows take more vectors, because
-// products wait for the sum that they are added to.
+// `Vectors` are those whose sums of kStreamRows rows fit in registers. One or two rows take more, up
+// to a block, because products wait for the sum that they are added to.
 template <int Bits, int Vectors>
 void stream_f32(const qfuse::RealBlock& b, const float* a, int64_t lda, int64_t rows,
                 int64_t columns, float* sums) {
@@ -313,6 +313,7 @@ void stream_f32(const qfuse::RealBlock& b, const float* a, int64_t lda, int64_t 
     constexpr int kMost = qfuse::kBlock / kLanes;
     constexpr int kFit = Vectors * (qfuse::kStreamRows / R);
     constexpr int kAtOnce = kFit < kMost ? kFit : kMost;
+    static_assert(kMost % kAtOnce == 0);
     clear_rows<R>(sums);
     with_parameter<Bits>(b.zero, [&]<bool Zero>() {
       with_parameter<Bits>(b.offset, [&]<bool Offset>() {

@@ -111,10 +111,8 @@ QFUSE_INLINE void stream_bf16_group(const qfuse::RealBlock& b, const uint16_t* a
   const uint8_t* from = b.codes + group * b.group / kCodes<Bits> * qfuse::kBlock * 4;
   a += group * b.group;
   for (int64_t k = 0; k < b.group; k += kCodes<Bits>, from += 4 * qfuse::kBlock) {
-    Unrolled<kVectors4>::run([&]<int I>() QFUSE_LAMBDA {
-      pairs[I].read(from + 64 * I);
-      __builtin_prefetch(from + kAhead + 64 * I);
-    });
+    fetch_weights<64 * kVectors4>(from);
+    Unrolled<kVectors4>::run([&]<int I>() QFUSE_LAMBDA { pairs[I].read(from + 64 * I); });
     Unrolled<kCodes<Bits> / 2>::run([&]<int J>() QFUSE_LAMBDA {
       Ints x[Rows];
       Unrolled<Rows>::run([&]<int R>() QFUSE_LAMBDA {
