@@ -97,8 +97,9 @@ void multiply_groups(const qfuse::GroupTile& t, int64_t first, int64_t last, flo
   const uint8_t* a = t.a + first * t.depth * qfuse::kGroup;
   const uint8_t* b = t.b;
   const qfuse::Groups& g = t.groups;
-  const bool is_stream = W != Stored::unpacked && first == 0 && last == g.count;
-  const bool fetches = Rows <= qfuse::kStreamRows && is_stream;
+  // Few rows with whole blocks read weights from memory, others from a cache.
+  const bool fetches = Rows <= qfuse::kStreamRows && W != Stored::unpacked && first == 0 &&
+                       last == g.count;
   // What is left to add at the end of a group.
   using Left = Zeros<Has::kX && !Low, Has::kW>;
   const NegatedZeros<Rows> zeros(Has::kX && Low ? g.x_zero : kNoZeros);
